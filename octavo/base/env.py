@@ -16,6 +16,8 @@ _OPTIONS = {
     "stall_timeout": ("OCTAVO_STALL_TIMEOUT", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
 }
 """By option; the first that is set counts."""
+LEAST_NODE_KEY = 16
+"""Characters."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 

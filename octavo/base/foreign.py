@@ -60,7 +60,6 @@ FIELDS: dict[str, Foreign] = {
     "chat_template": _refused(
         "a template never comes from a request; the operator sets one with --chat-template"
     ),
-    "kv_transfer_params": _refused("there is no KV connector"),
     "ec_transfer_params": _refused("there is no encoder cache connector"),
     "watermarking": _refused("there are no watermarks"),
     "return_token_offsets": _refused("offsets are not known; logprobs have text_offset"),

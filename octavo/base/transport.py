@@ -53,10 +53,13 @@ class Mailbox:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls) -> "Mailbox":
-        """Make a new directory of mode 0700, and remove what killed processes have left."""
+    def create(cls, parent: Path | None = None) -> "Mailbox":
+        """Make a new directory of mode 0700, and remove what killed processes have left.
+
+        parent: None = where temporary files go
+        """
         fits = len(tempfile.gettempdir()) < _LONGEST_DIRECTORY
-        mailbox = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=None if fits else "/tmp")))
+        mailbox = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent or (None if fits else "/tmp"))))
         mailbox._lock = os.open(mailbox.path / _LOCK, os.O_CREAT | os.O_RDWR, mode=0o600)
         fcntl.flock(mailbox._lock, fcntl.LOCK_EX)
         os.write(mailbox._lock, _MARK)

@@ -14,7 +14,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generation_config
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
-from octavo.config.kv_transfer import shared_storage
+from octavo.config.kv_transfer import kv_store
 from octavo.config.lora import LoRAConfig, resolve_lora
 from octavo.config.media import MediaConfig
 from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
@@ -255,7 +255,7 @@ def _max_model_len(asked: int, checkpoint: Checkpoint, usual: int = 0) -> int:
 
 def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
     cache = _part(args, CacheConfig)
-    shared_storage(cache.kv_transfer_config)  # refuses what it does not know
+    kv_store(cache.kv_transfer_config)  # refuses what it does not know
     cpu_bytes = int(env.cpu_cache_gib() * (1 << 30)) if cpu else 0
     return dataclasses.replace(
         cache,

@@ -12,8 +12,6 @@ from octavo.config.parallel import ParallelConfig
 logger = get_logger(__name__)
 
 _NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
-_LEAST_KEY = 16
-"""Characters."""
 _LONGEST_SILENCE_S = 3600
 
 
@@ -77,10 +75,10 @@ def _check_nodes(parallel: ParallelConfig) -> None:
         raise ConfigError(
             f"node_timeout must be above 0 and at most {_LONGEST_SILENCE_S}, got {parallel.node_timeout}."
         )
-    if len(env.node_key()) < _LEAST_KEY:
+    if len(env.node_key()) < env.LEAST_NODE_KEY:
         raise ConfigError(
-            f"nnodes={nnodes}: set the variable OCTAVO_NODE_KEY to the same secret of at least {_LEAST_KEY} "
-            "characters on every node (openssl rand -hex 32). Nodes know each other by it."
+            f"nnodes={nnodes}: set the variable OCTAVO_NODE_KEY to the same secret of at least "
+            f"{env.LEAST_NODE_KEY} characters on every node (openssl rand -hex 32)."
         )
 
 

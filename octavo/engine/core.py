@@ -185,6 +185,8 @@ class EngineCore:
     def close(self) -> None:
         """End the workers; open requests are dropped without an output. May be called twice."""
         self._in_flight.clear()
+        if self._scheduler is not None:
+            self._scheduler.kv.shared.close()
         self._executor.close()
 
     def _end_late(self) -> None:

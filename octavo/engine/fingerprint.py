@@ -23,8 +23,11 @@ _STRIDE = 1 << 20
 _SAMPLE = 64
 
 
-def fingerprint(config: EngineConfig, plan: CachePlan) -> bytes:
-    """32 bytes. Raises OSError when the model's files cannot be read."""
+def fingerprint(config: EngineConfig, plan: CachePlan, *, with_times: bool = True) -> bytes:
+    """Return 32 bytes. Raises OSError when the model's files cannot be read.
+
+    with_times: whether a copy of the files is another model
+    """
     parallel, model = config.parallel, config.model
     facts = (
         __version__,
@@ -38,7 +41,7 @@ def fingerprint(config: EngineConfig, plan: CachePlan) -> bytes:
         config.scheduler.speculative_config.get("model"),  # its keys and values are in the blocks, too
     )
     digest = sha256(msgspec.json.encode(facts, order="sorted"))
-    for part in _weights(Path(config.checkpoint.path)):
+    for part in _weights(Path(config.checkpoint.path), with_times=with_times):
         digest.update(part)
     return digest.digest()
 

@@ -5,11 +5,15 @@ Called once by the core, after the model is loaded.
 
 import logging
 import os
+import weakref
+from pathlib import Path
+from secrets import token_hex
 
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
+from octavo.base.transport import Mailbox
 from octavo.config.engine import EngineConfig
-from octavo.config.kv_transfer import shared_storage
+from octavo.config.kv_transfer import kv_store
 from octavo.engine.fingerprint import fingerprint
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import swapping_pays
@@ -81,18 +85,32 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
 
 def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
     """Return where engines find each other's blocks, if they are to. Raises ConfigError."""
-    storage = shared_storage(config.cache.kv_transfer_config)
+    storage = kv_store(config.cache.kv_transfer_config)
     if storage is None:
         return None
     if not config.cache.enable_prefix_caching:
         raise ConfigError("kv_transfer_config needs enable_prefix_caching, by which blocks are found.")
     try:
-        kind = fingerprint(config, plan)
+        kind = fingerprint(config, plan, with_times=storage.path is not None)
     except OSError as error:
         raise ConfigError(f"The model's files cannot be read: {error}") from error
-    num_ranks = config.parallel.world_size
-    folder = str(storage.path.absolute())
-    return StorePlan(folder, kind, storage.max_bytes, num_ranks, storage.reads, storage.writes)
+    store = StorePlan(
+        "" if storage.path is None else str(storage.path.absolute()),
+        kind,
+        storage.max_bytes,
+        config.parallel.world_size,
+        storage.reads,
+        storage.writes,
+    )
+    if storage.path is None:
+        memory = Path("/dev/shm")
+        mailbox = Mailbox.create(memory if memory.is_dir() else None)
+        weakref.finalize(store, mailbox.close)
+        store.folder = str(mailbox.path / "blocks")
+        store.host, store.port = storage.host, storage.port + max(0, config.parallel.data_parallel_rank)
+        store.engine_id = storage.engine_id or token_hex(8)
+        store.may_recompute, store.silence_s = storage.may_recompute, config.parallel.node_timeout
+    return store
 
 
 def num_sequences(config: EngineConfig, plan: CachePlan) -> float:

@@ -100,7 +100,7 @@ class Forecast(msgspec.Struct, array_like=True):
     """How many packed matrices there are, by type and shape."""
 
 
-class StorePlan(msgspec.Struct, array_like=True):
+class StorePlan(msgspec.Struct, array_like=True, weakref=True):
     """A folder in which engines find each other's blocks."""
 
     folder: str
@@ -110,6 +110,14 @@ class StorePlan(msgspec.Struct, array_like=True):
     num_ranks: int
     reads: bool
     writes: bool
+    host: str = ""
+    """Where blocks are served to engines that do not see the folder; empty: nowhere."""
+    port: int = 0
+    engine_id: str = ""
+    may_recompute: bool = True
+    """A prompt whose blocks do not come is computed; else its request ends with an error."""
+    silence_s: float = 20.0
+    """After which another engine is given up."""
 
 
 class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):

@@ -124,6 +124,18 @@ class Retention(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Made by an operator: it goes after all that requests left behind."""
 
 
+class KVSource(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """An engine that serves the keys and values of a prompt over TCP."""
+
+    host: str
+    port: int
+    engine_id: str = ""
+    request_id: str = ""
+    num_blocks: int = 0
+    """Of the prompt, counted in the least that can be passed on."""
+    num_ranks: int = 1
+
+
 class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Which blocks a request may take over from others, and leave to them."""
 
@@ -138,6 +150,10 @@ class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
     retention: Retention | None = None
     """Keep the prompt in the cache after its own end; None: as long as nothing else wants the blocks."""
+    source: KVSource | None = None
+    """Where its prompt has been computed."""
+    is_passed_on: bool = False
+    """Another engine goes on with its prompt: its end tells where that finds it."""
 
 
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
@@ -199,6 +215,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """With FinishReason.STOP: the result of a request that generates nothing."""
     weight_version: str = ""
     """Of the weights that made the tokens; empty for those of the start."""
+    source: KVSource | None = None
+    """In the end: where another engine finds its prompt, if that was asked for."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":

@@ -279,6 +279,7 @@ ELSEWHERE = {
         "lora_request",
         "encoder_prompt",
         "encoder_prompt_token_ids",
+        "kv_transfer_params",
     ),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
     "weight_versions",

@@ -40,6 +40,7 @@ PROMISES = {
     "data_parallel": ["from one to 9:", r"replica 0 answered [1-9]", r"replica 1 answered [1-9]"],
     "ray_data": [r"France is -> ' Paris.*\n.*Italy is -> ' Rome"],
     "ray_serve": [r"assistant: .*Paris"],
+    "prefill_decode": [r"'.+' {'cached_tokens': [1-9]\d*}"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],
     "new_weights": [r"default: \[\d+.*\]\nstep 0: \[\d+.*\]\nstep 1: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],

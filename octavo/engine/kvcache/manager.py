@@ -19,6 +19,8 @@ from octavo.engine.kvcache.table import BlockTable, Outside, SharedPrefix
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import BlockSave, Place, Tier
 
+Pull = Callable[[list[BlockKey]], None]
+
 
 class KVCacheManager:
     """The tables of all running requests over one pool of blocks."""
@@ -95,21 +97,19 @@ class KVCacheManager:
             prefix.append(blocks)
         return SharedPrefix(num_tokens, prefix, self._epoch, len(token_ids), outside)
 
-    def prefetch(self, chain: HashChain, token_ids: Sequence[int]) -> None:
-        """On any thread: read what files of other engines have of a beginning, and the cache has not."""
+    def prefetch(self, chain: HashChain, token_ids: Sequence[int], pull: Pull | None = None) -> None:
+        """On any thread: read (or `pull`) what other engines have of a beginning, and the cache has not."""
         digests = chain.extend(token_ids)
         limit = (len(token_ids) - 1) // self._hit_unit * self._hit_unit
         num_known = self._longest_hit(digests, limit, self._has)
         self.num_asked_tokens += limit - num_known
+        if pull is not None:
+            pull([key for key in self._keys(digests, limit) if not self._has(key)])
+            return
         num_tokens = self._longest_hit(
             digests, limit, lambda key: self._has(key) or self.shared.has_files(key)
         )
-        keys = [
-            key
-            for group in self.groups
-            for key in group.keys(digests, group.first_needed(num_tokens), num_tokens // group.block_size)
-        ]
-        self.shared.fetch(key for key in keys if not self._has(key))
+        self.shared.fetch(key for key in self._keys(digests, num_tokens) if not self._has(key))
 
     def publish(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
         """Offer the full blocks of the first `num_tokens` tokens to other engines."""
@@ -311,6 +311,14 @@ class KVCacheManager:
             or self.host.find(key) is not None
             or self.shared.find(key) is not None
         )
+
+    def _keys(self, digests: list[bytes], num_tokens: int) -> list[BlockKey]:
+        """Return the contents that a request needs to begin behind so many tokens."""
+        return [
+            key
+            for group in self.groups
+            for key in group.keys(digests, group.first_needed(num_tokens), num_tokens // group.block_size)
+        ]
 
     def _place_outside(self, key: BlockKey) -> Place:
         """Return the place of a content that is not in the pool."""

@@ -1,23 +1,38 @@
-"""`SharedTier`: contents on their way from a folder that engines share into blocks of the pool.
+"""`SharedTier`: contents on their way from a folder that engines share, or from another engine, into blocks.
 
 Owned by the KV cache manager. `fetch` reads files beside the loop, on the thread that prepares requests;
 the loop takes in what has come (`take_in`) and finds it by its key like what is in host memory. A content
 that is brought into a block goes down with the step; the worker of each rank writes its part. What nobody
 asks for gives way to later ones.
+
+Between engines that share no folder each has one of its own and serves it (`BlockServer`).
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from octavo.base import env
 from octavo.base.block_files import BlockFiles, BlockName
+from octavo.base.block_link import BlockClient, BlockServer, NoBlocks
+from octavo.base.errors import RequestError
+from octavo.base.link import Place, Unreachable
+from octavo.base.log import get_logger
 from octavo.base.lru import LRU
 from octavo.engine.kvcache.block_pool import BlockKey
-from octavo.messages.kv import CachePlan
+from octavo.messages.kv import CachePlan, StorePlan
+from octavo.messages.request import EngineRequest, KVSource
 from octavo.messages.step import BlockSave
 
 MAX_HELD_BYTES = 1 << 30
 """Of contents that were read and are not in blocks yet; as much again may be on its way from the reader."""
 _MAX_KNOWN = 1 << 16
+_BATCH_BYTES = 16 << 20
+"""Asked for at once."""
+_PATIENCE_S = 3.0
+"""With an engine that says nothing, or has not written a block yet."""
+
+logger = get_logger(__name__)
 
 Content = list[bytes]
 """One block's keys and values, by rank."""
@@ -40,6 +55,15 @@ class SharedTier:
         self._next_number = 0
         self._leaving: dict[int, Content] = {}
         self._saved: LRU[BlockKey, bool] = LRU(_MAX_KNOWN)
+        self._store = store
+        self._clients: dict[tuple[str, int], BlockClient] = {}
+        self._unloaded: dict[str, str] = {}
+        """Why the blocks of a request have not come, where it may not be computed instead."""
+        self._server = (
+            BlockServer(_place(store, store), self._files, store.fingerprint)
+            if (store and self._files and store.port and store.writes)
+            else None
+        )
 
     def has_files(self, key: BlockKey) -> bool:
         """Return True if all ranks' files are there. On any thread."""
@@ -60,6 +84,54 @@ class SharedTier:
                 return
             self._coming.add(key)
             self._came.append((key, parts))
+
+    def puller(self, request: EngineRequest) -> Callable[[list[BlockKey]], None] | None:
+        """Return what gets contents for a request whose prompt another engine has computed."""
+        source = request.sharing.source
+        return None if source is None else partial(self._pull, request.request_id, source)
+
+    def _pull(self, request_id: str, source: KVSource, keys: list[BlockKey]) -> None:
+        """Get contents from the engine that has computed this prompt. On any thread, one at a time."""
+        store = self._store
+        assert store is not None
+        missing = [key for key in keys if key not in self._coming]
+        count = max(1, _BATCH_BYTES // (self._block_bytes * self._num_ranks))
+        try:
+            for start in range(0, len(missing), count):
+                batch = missing[start : start + count]
+                names = [name for key in batch for name in self._names(key)]
+                parts = self._client(source).read(names, self._block_bytes, _PATIENCE_S)
+                for i in range(len(parts) // self._num_ranks):
+                    self._coming.add(batch[i])
+                    self._came.append((batch[i], parts[i * self._num_ranks : (i + 1) * self._num_ranks]))
+                if len(parts) < len(names):
+                    raise NoBlocks(f"{source.host}:{source.port} has not all blocks of the prompt")
+        except (NoBlocks, Unreachable) as error:
+            if (client := self._clients.pop((source.host, source.port), None)) is not None:
+                client.close()
+            logger.warning("The prompt of %s is not taken over: %s.", request_id, error)
+            if not store.may_recompute:
+                self._unloaded[request_id] = str(error)
+
+    def check(self, request_id: str) -> None:
+        """Raise RequestError if what the request was to take over has not come and may not be computed."""
+        if self._unloaded and (reason := self._unloaded.pop(request_id, "")):
+            raise RequestError(f"Keys and values of the prompt could not be loaded: {reason}.")
+
+    def source_of(self, request_id: str, num_blocks: int) -> KVSource | None:
+        """Return where another engine finds the blocks of a request that was computed here."""
+        store = self._store
+        if self._server is None or store is None:
+            return None
+        return KVSource(store.host, store.port, store.engine_id, request_id, num_blocks, self._num_ranks)
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        while self._clients:
+            self._clients.popitem()[1].close()
 
     def take_in(self) -> None:
         """Make what has been read findable."""
@@ -111,9 +183,21 @@ class SharedTier:
         self._files.clear()
         self._saved.clear()
 
+    def _client(self, source: KVSource) -> BlockClient:
+        assert self._store is not None
+        found = self._clients.get((source.host, source.port))
+        if found is None:
+            found = BlockClient(_place(source, self._store).resolved(), self._store.fingerprint)
+            self._clients[source.host, source.port] = found
+        return found
+
     def _drop(self, number: int) -> None:
         key, _ = self._held.pop(number)
         del self._numbers[key]
 
     def _names(self, key: BlockKey) -> list[BlockName]:
         return [BlockName(*key, rank) for rank in range(self._num_ranks)]
+
+
+def _place(at: StorePlan | KVSource, store: StorePlan) -> Place:
+    return Place(at.host, at.port, env.node_key(), store.silence_s)

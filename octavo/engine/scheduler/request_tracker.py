@@ -13,7 +13,7 @@ from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.messages.request import FinishReason
+from octavo.messages.request import FinishReason, KVSource
 
 
 class RequestTracker:
@@ -45,6 +45,11 @@ class RequestTracker:
         self._policy.enter(request)
         self.bulk_seats.enter(request)
         self.waiting.add(request)
+
+    def source_of(self, request: Request) -> KVSource | None:
+        """Return where another engine finds the prompt of a request, the part that can be passed on."""
+        num_tokens = self.kv.sharable_tokens(request.num_prompt_tokens)
+        return self.kv.shared.source_of(request.request_id, num_tokens // self.kv.hash_block_size)
 
     def start(self, request: Request) -> None:
         """Move a request from waiting to running."""

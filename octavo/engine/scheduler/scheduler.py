@@ -108,11 +108,13 @@ class Scheduler:
         """Read what other engines kept of its beginning; before `add`, on any one thread."""
         is_first = request.sharing.reads_cache and not request.sharing.leader_id
         if self.kv.shared.reads and is_first:
-            self.kv.prefetch(hash_chain(request, self.kv.hash_block_size), request.prompt_token_ids)
+            chain, pull = hash_chain(request, self.kv.hash_block_size), self.kv.shared.puller(request)
+            self.kv.prefetch(chain, request.prompt_token_ids, pull)
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
         self.kv.shared.take_in()
+        self.kv.shared.check(request.request_id)
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
         if self._matchers is not None:

@@ -80,6 +80,8 @@ def _advance(
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
             output.num_preemptions = request.num_preemptions
+            if request.sharing.is_passed_on:
+                output.source = tracker.source_of(request)
             break
     if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:
         output.logprobs = logprobs[: len(output.new_token_ids)]

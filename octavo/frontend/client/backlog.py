@@ -61,6 +61,7 @@ def _append(output: EngineOutput, later: EngineOutput) -> None:
     output.finish_reason, output.stop_reason = later.finish_reason, later.stop_reason
     output.error, output.ended_by_text = later.error, later.ended_by_text
     output.num_preemptions = later.num_preemptions
+    output.source = later.source
 
 
 def _both(one: list[T] | None, other: list[T] | None) -> list[T] | None:

@@ -15,12 +15,14 @@ import msgspec
 
 from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported
 from octavo.config.engine import EngineConfig
+from octavo.config.kv_transfer import passes_on
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search.params import check_beam_search, first_step
 from octavo.frontend.beam_search.rules import BeamRules
 from octavo.frontend.requests.adapters import AdapterFiles
 from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.frontend.requests.grammar_check import GrammarCheck
+from octavo.frontend.requests.kv_transfer import read_transfer
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
 from octavo.frontend.requests.pooling import NO_SAMPLING, encode_prompt, resolve_pooling
@@ -92,6 +94,7 @@ class InputProcessor:
         self.speech = SpeechModel.of(config, tokenizer)
         """Of a model that writes down speech."""
         self.sources = Sources(config, self.media, self.speech, self.tokenize)
+        self._passes_on = passes_on(config.cache.kv_transfer_config)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
     def close(self) -> None:
@@ -342,12 +345,16 @@ class InputProcessor:
             eos_token_ids=eos_token_ids,
             timeout_s=params.timeout_s,
         )
+        given = options.kv_transfer_params or (params.extra_args or {}).get("kv_transfer_params") or {}
+        source, is_passed_on = read_transfer(given, has_connector=self._passes_on)
         leads = Sharing(
             prompt.cache_salt,
             reads_cache=not params.skip_reading_prefix_cache,
             retention=self._retention(options),
+            source=source,
+            is_passed_on=is_passed_on,
         )
-        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0", retention=None)
+        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0", retention=None, source=None)
         return [
             EngineRequest(
                 request_id=f"{base_id}-{index}",

@@ -16,10 +16,11 @@ import msgspec
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput, RequestStateStats
 from octavo.frontend.outputs.sequence_output import SequenceOutput
 from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.kv_transfer import told
 from octavo.frontend.requests.prompt_scoring import PromptScores
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.pooling import Pooled
-from octavo.messages.request import EngineOutput, EngineRequest, FinishReason
+from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, KVSource
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 Receiver = Callable[[RequestOutput], None]
@@ -53,6 +54,7 @@ class OpenRequest(ABC):
         for item in self.asked.spec.media:
             count = self.num_media_tokens.get(item.modality, 0)
             self.num_media_tokens[item.modality] = count + item.length
+        self._source: KVSource | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -138,6 +140,7 @@ class OpenRequest(ABC):
             stats.last_token_ts = now
         if output.finish_reason is not None:
             stats.num_preemptions += output.num_preemptions
+            self._source = output.source or self._source
 
     def _wrap(
         self,
@@ -162,6 +165,7 @@ class OpenRequest(ABC):
             num_media_tokens=self.num_media_tokens,
             encoder_prompt=self._prepared.encoder_prompt,
             encoder_prompt_token_ids=source.token_ids if source else None,
+            kv_transfer_params=told(self._source) if finished else None,
         )
 
 

@@ -84,6 +84,8 @@ class RequestKeywords(TypedDict, total=False):
     """0 … 99: where not all such prompts can stay, the least goes first. Alone: retention_s is 300."""
     data_parallel_rank: int | None
     """The replica that is to serve it; None = the one that can begin first."""
+    kv_transfer_params: Mapping[str, Any] | None
+    """Where its prompt has been computed, or that another engine goes on with it (kv_transfer_config)."""
 
 
 KEYWORDS = frozenset(RequestKeywords.__annotations__)
@@ -109,6 +111,7 @@ class RequestOptions:
     data_parallel_rank: int | None = None
     retention: Retention | None = None
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
@@ -148,6 +151,7 @@ class RequestOptions:
             data_parallel_rank=keywords.get("data_parallel_rank"),
             retention=read_retention(keywords.get("retention_s"), keywords.get("prefix_priority")),
             mm_processor_kwargs=keywords.get("mm_processor_kwargs") or {},
+            kv_transfer_params=keywords.get("kv_transfer_params") or {},
         )
 
     @classmethod

@@ -89,10 +89,10 @@ class Head(Struct, kw_only=True):
 
 
 class Whole(Head, kw_only=True):
-    """What octavo has nothing to say of."""
+    """What only whole answers say."""
 
     service_tier: None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Completion(Whole, kw_only=True):

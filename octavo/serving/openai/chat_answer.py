@@ -58,6 +58,7 @@ class ChatAnswer:
             prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else None,
             prompt_token_ids=(first.prompt_token_ids or []) if request.return_token_ids else None,
             prompt_text=(first.prompt or "") if request.return_prompt_text else UNSET,
+            kv_transfer_params=first.kv_transfer_params,
             metrics=self._meter.metrics(),
         )
 

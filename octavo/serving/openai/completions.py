@@ -38,7 +38,12 @@ class CompletionAnswer:
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         """The answer, from the last outputs of all prompts."""
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
-        return self._make(choices=choices, usage=self._meter.usage(), metrics=self._meter.metrics())
+        return self._make(
+            choices=choices,
+            usage=self._meter.usage(),
+            metrics=self._meter.metrics(),
+            kv_transfer_params=outputs[0].kv_transfer_params,
+        )
 
     def chunks(self, index: int, output: RequestOutput) -> Iterator[Completion]:
         """What a new output of prompt `index` adds to the stream."""

@@ -172,6 +172,7 @@ class Generation:
             in_bulk=caller.is_in_bulk(len(self.prompts)),
             mm_processor_kwargs=_processor_kwargs(request),
             data_parallel_rank=caller.data_parallel_rank,
+            kv_transfer_params=request.kv_transfer_params,
             ticket=ticket,
             lora_request=caller.lora,
             prompt_adapter_request=caller.learned_prompt,

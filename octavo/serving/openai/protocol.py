@@ -163,6 +163,8 @@ class SamplingFields(Struct, kw_only=True):
     """Logprobs name tokens as token_id:N."""
     vllm_xargs: dict[str, Scalar | list[Scalar]] | None = None
     """For custom logits processors."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where another engine has computed the prompt, or that one goes on with it."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
