@@ -141,6 +141,12 @@ def otlp_protocol() -> str:
     return _first(*names, otherwise="grpc")
 
 
+def keep_gpu_kernels(folder: Path) -> None:
+    """TRITON_CACHE_DIR: where Triton keeps what it has compiled; set to a folder that is there, if unset."""
+    if os.access(folder, os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+
+
 def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """A child process's environment: this one's, with `fixed` set, and `defaults` where it says nothing."""
     return {**defaults, **os.environ, **fixed}

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from octavo.base import log
 from octavo.base.errors import OctavoError, did_you_mean
+from octavo.base.registry import load_object
 from octavo.cli import help_page
 from octavo.cli.parser import Parser
 from octavo.version import __version__
 
 _INTERRUPTED = 130
+_LATE_MODULES = "octavo.runtime.late_modules:install"
 
 
 class Command(NamedTuple):
@@ -37,6 +39,7 @@ COMMANDS = {
     "run-batch": Command("octavo.cli.run_batch", "answer a file of requests, in OpenAI's batch format"),
     "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
     "quantize": Command("octavo.cli.quantize", "write a model with fewer bits per weight to a file"),
+    "snapshot": Command("octavo.cli.snapshot", "keep a model as it lies in memory, for fast starts"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
     "bench serve": Command("octavo.cli.bench.serve", "put a load on a server and measure it"),
@@ -60,7 +63,9 @@ _MOST_WORDS = max(len(name.split()) for name in COMMANDS)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:  # a process of octavo's own
+        load_object(_LATE_MODULES)()
+        argv = sys.argv[1:]
     if not (name := command_of(argv)):
         return _top_level(argv)
     try:

@@ -26,6 +26,10 @@ _LENGTHS = (
     "max_seq_len",
     "seq_length",
 )
+SNAPSHOT = "snapshot.json"
+"""In a folder that is a snapshot (config/snapshot)."""
+GPU_KERNELS = "triton"
+"""The folder of a snapshot for what Triton has compiled."""
 _MAX_DIGITS = 18
 """Of integers in JSON, the sign counted: so they fit into messages."""
 
@@ -43,6 +47,11 @@ class Checkpoint:
     """The file of a GGUF model's encoder."""
     weight_version: str = ""
     """What the weights are called; empty for those of the start."""
+
+    @property
+    def is_snapshot(self) -> bool:
+        """True for weights as they lie in an engine's memory."""
+        return (Path(self.path) / SNAPSHOT).is_file()
 
     @property
     def architecture(self) -> str:
@@ -148,7 +157,9 @@ def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     config = fill_text(read_json(path / "config.json", _integer) | overrides)
     generation = read_generation_config(path) or {}
     kind: Format = "none"
-    if any(path.glob("*.safetensors")):
+    if (path / SNAPSHOT).is_file():
+        kind = read_json(path / SNAPSHOT).get("format", kind)
+    elif any(path.glob("*.safetensors")):
         kind = "safetensors"
     elif refused := [f.name for f in path.iterdir() if f.suffix in {".bin", ".pt", ".pth", ".ckpt"}]:
         raise Unsupported(

@@ -9,6 +9,7 @@ from octavo.base import env
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.hub import BUILT_IN, locate
 from octavo.base.log import get_logger
+from octavo.config import snapshot
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generation_config
@@ -48,6 +49,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
     checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides, args.mmproj)
+    args = snapshot.with_options(args, checkpoint)
     if args.model in BUILT_IN and path != Path(args.model):  # no folder that has this name
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
@@ -82,6 +84,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,
     )
+    snapshot.check_options(config)
     config = dataclasses.replace(config, draft=_draft(args, config))
     logger.info("%s", describe(config))
     return config

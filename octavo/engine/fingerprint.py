@@ -18,7 +18,7 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan
 from octavo.version import __version__
 
-_SUFFIXES = {".safetensors", ".gguf"}
+_SUFFIXES = {".safetensors", ".gguf", ".weights"}
 _STRIDE = 1 << 20
 _SAMPLE = 64
 

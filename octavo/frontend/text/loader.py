@@ -6,6 +6,7 @@ never with trust_remote_code.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import tokenizers
 from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.gguf import open_gguf
 from octavo.base.hub import locate
-from octavo.config.checkpoint import read_json
+from octavo.config.checkpoint import SNAPSHOT, read_json
 from octavo.config.engine import EngineConfig
 from octavo.config.mmproj_config import models_in
 from octavo.frontend.text.gguf_vocab import set_ends, tokenizer_from_metadata
@@ -32,6 +33,8 @@ def tokenizer_for(config: EngineConfig) -> Tokenizer | None:
     if model.skip_tokenizer_init:
         return None
     path = Path(config.checkpoint.path)
+    if config.checkpoint.is_snapshot and not model.tokenizer:
+        return _from_snapshot(path)
     if model.tokenizer:
         path = locate(model.tokenizer, download_dir=model.download_dir)
     return load_tokenizer(path, config.checkpoint.config.get("added_tokens", ()))
@@ -50,6 +53,18 @@ def load_tokenizer(path: Path, added: Sequence[str] = ()) -> Tokenizer:
     if not path.is_dir():
         raise BadCheckpoint(f"{path} is neither a GGUF file nor a folder")
     return tokenizer_from_folder(path)
+
+
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+    """Write a tokenizer into a snapshot; return the rest of it, as plain data."""
+    backend, special = tokenizer.parts()
+    backend.save(str(folder / "tokenizer.json"), pretty=False)
+    return {**asdict(special), "ends": sorted(special.ends)}
+
+
+def _from_snapshot(folder: Path) -> Tokenizer:
+    special = read_json(folder / SNAPSHOT)["tokenizer"]
+    return Tokenizer(_backend(folder), SpecialTokens(**{**special, "ends": frozenset(special["ends"])}))
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:

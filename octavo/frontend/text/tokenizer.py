@@ -81,7 +81,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        special = special or SpecialTokens()
+        self._special = special = special or SpecialTokens()
         self.bos_token_id, self.bos_token = special.bos, self._name(special.bos)
         self.eos_token_id, self.eos_token = special.eos, self._name(special.eos)
         self.pad_token_id, self.pad_token = special.pad, self._name(special.pad)
@@ -103,6 +103,10 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return self.vocab_size
+
+    def parts(self) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
+        """Return what it was made of."""
+        return self._backend, self._special
 
     # Ids and roles
 

@@ -37,14 +37,19 @@ _TIMEOUT_S = 1200
 """Of one compilation or proof; on a busy machine a file takes minutes."""
 
 
-def shared_library() -> Path | None:
+def shared_library(snapshot: Path | None = None) -> Path | None:
     """Return the path of the kernels, compiled if need be; None, and a line in the log, if they cannot be.
+
+    snapshot: a folder that may have them
 
     Raises ConfigError for a cache that others can write to: they could run code here.
     """
     folder = env.cache_dir() / "kernels"
     level, reason = chosen_level()
     logger.info("CPU kernels use %s: %s", level, reason)
+    if snapshot is not None and (kept := snapshot / f"{_prefix()}.so").exists():
+        _check(kept)
+        return kept
     if (shipped := _shipped_library(folder)) is not None:
         return shipped
     if folder.is_symlink() or folder.exists():
@@ -53,6 +58,12 @@ def shared_library() -> Path | None:
     if path is not None:
         _check(path)
     return path
+
+
+def keep(folder: Path) -> None:
+    """Copy the kernels to a snapshot, if there are any."""
+    if not env.kernels_disabled() and (path := shared_library()) is not None:
+        shutil.copyfile(path, folder / f"{_prefix()}.so")
 
 
 def chosen_level() -> tuple[str, str]:

@@ -28,6 +28,7 @@ from octavo.runtime.loader.kv_scales import use_kv_scales
 from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
+from octavo.runtime.loader.snapshot import restore
 from octavo.runtime.lora.reader import AdapterReader
 from octavo.runtime.lora.sites import AdaptedScheme, AdapterSlots, Sites
 from octavo.runtime.models.arch import Arch
@@ -120,16 +121,19 @@ def load_own(
         if isinstance(build.scheme, AdaptedScheme):
             allowed, rank = config.lora.lora_target_modules, parallel.tp_rank
             model.adapters = AdapterReader(build.scheme.sites, model, arch, allowed, rank)
-    read = read or READERS.load(config.model.load_format)
-    if config.pooling is None:
-        pieces = read(config, model, arch)
-    else:
+    if config.pooling is not None:
         add_pooler(model, config.pooling, build, arch.hidden_size)
-        pieces = chain(read(config, model, arch), read_stages(config))
-    if config.checkpoint.mmproj and model.media_encoder is not None:
-        pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
-    _fill(model, pieces, config, parallel)
-    finish_loading(model)
+    if read is None and config.checkpoint.is_snapshot:
+        restore(model, Path(config.checkpoint.path), parallel.world.rank, platform.device)
+    else:
+        read = read or READERS.load(config.model.load_format)
+        pieces = read(config, model, arch)
+        if config.pooling is not None:
+            pieces = chain(pieces, read_stages(config))
+        if config.checkpoint.mmproj and model.media_encoder is not None:
+            pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
+        _fill(model, pieces, config, parallel)
+        finish_loading(model)
     use_kv_scales(config, model, parallel.layers.start if parallel.layers else 0)
     rounded = config.model.quantization or ("online" if config.model.quantization_config else "")
     if method := stored_quantization(config).get("quant_method") or rounded:

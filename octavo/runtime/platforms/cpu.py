@@ -1,8 +1,11 @@
 """A CPU computes in float32, by compiled kernels where a compiler exists; cgroups bound its memory."""
 
+from pathlib import Path
+
 import torch
 
 from octavo.base.free_memory import free_bytes
+from octavo.runtime.kernels.build import chosen_level
 from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.platforms.platform import Platform
 
@@ -14,14 +17,19 @@ class CPUPlatform(Platform):
 
     is_batch_invariant = True
 
-    def __init__(self, device: torch.device, threads: int) -> None:
+    def __init__(self, device: torch.device, threads: int, snapshot: Path | None = None) -> None:
         """Give our kernels `threads` threads, and torch one; or torch all, where it computes in their place.
 
         Threads of torch (OpenMP's) spin for milliseconds behind every operation that they shared, however
         small, on the cores that our kernels want next: a decoding step took half as long again.
         """
-        super().__init__(device, cpu_table(threads))
+        super().__init__(device, cpu_table(threads, snapshot))
         torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
+
+    @property
+    def machine(self) -> str:
+        level, _ = chosen_level()
+        return f"a CPU with {level}" if self.kernels.name == "cpu" else "a CPU without compiled kernels"
 
     def available_memory_bytes(self, share: float) -> int:
         return int(share * free_bytes())

@@ -4,13 +4,16 @@ import importlib.util
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from octavo.base import env
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
+from octavo.config.checkpoint import GPU_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.platforms.platform import Capture, CopyLane, Platform
@@ -21,8 +24,10 @@ logger = get_logger(__name__)
 class CUDAPlatform(Platform):
     """Describes one GPU."""
 
-    def __init__(self, device: torch.device, threads: int) -> None:
+    def __init__(self, device: torch.device, threads: int, snapshot: Path | None = None) -> None:
         """Make `device` current. Raises ConfigError when torch sees no such GPU."""
+        if snapshot is not None:
+            env.keep_gpu_kernels(snapshot / GPU_KERNELS)
         if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             raise ConfigError(
@@ -40,6 +45,10 @@ class CUDAPlatform(Platform):
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         return int(total * share) - (total - free)
+
+    @property
+    def machine(self) -> str:
+        return f"{torch.cuda.get_device_name(self.device)}, kernels {self.kernels.name}"
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """Run the work and measure. Raises ConfigError if the GPU is too small even for that."""

@@ -5,6 +5,7 @@ A platform says what is there and which kernels serve it; it never holds weights
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -12,11 +13,14 @@ import torch
 from octavo.base.registry import Registry
 from octavo.runtime.kernels.table import KernelTable
 
-PLATFORMS: "Registry[Callable[[torch.device, int], Platform]]" = Registry(
+PLATFORMS: "Registry[Callable[[torch.device, int, Path | None], Platform]]" = Registry(
     "device",
     {"cpu": "octavo.runtime.platforms.cpu:CPUPlatform", "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform"},
 )
-"""Take a device and the threads of CPU kernels in this process; set it up. Raise ConfigError without one."""
+"""Take a device, the threads of CPU kernels in this process, and a snapshot that may have kernels or None.
+
+They set the device up, and raise ConfigError without one.
+"""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures work that launches the same kernels on the same memory every time; returns what replays it.
@@ -53,6 +57,11 @@ class Platform(ABC):
         self.device = device
         self.kernels = kernels
 
+    @property
+    def machine(self) -> str:
+        """Return what weights in memory are laid out for, for people."""
+        return self.kernels.name
+
     @abstractmethod
     def available_memory_bytes(self, share: float) -> int:
         """Return the memory that this process may still take, now, if `share` of it may be used."""
@@ -83,7 +92,7 @@ class Platform(ABC):
         """Return the type of activations when weights and cache are kept in `dtype`."""
 
 
-def get_platform(device: str, threads: int) -> Platform:
+def get_platform(device: str, threads: int, snapshot: Path | None = None) -> Platform:
     """Return the platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError if there is none."""
     kind, _, _ = device.partition(":")
-    return PLATFORMS.load(kind)(torch.device(device), threads)
+    return PLATFORMS.load(kind)(torch.device(device), threads, snapshot)

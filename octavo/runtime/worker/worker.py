@@ -6,13 +6,16 @@ Started by an executor, in the engine's process or in one of its own (worker/mai
 import gc
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from octavo.base.errors import ConfigError, OctavoError, Unsupported
+from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
+from octavo.config.snapshot import check_machine
 from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
@@ -22,8 +25,10 @@ from octavo.runtime.distributed.peer_setup import connect_peers
 from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
+from octavo.runtime.kernels.build import keep as keep_kernels
 from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import Reader, dtype_of, load_model
+from octavo.runtime.loader.snapshot import save as save_weights
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.soft_prompts import SoftPromptReader
 from octavo.runtime.models.interface import Model
@@ -53,13 +58,18 @@ from octavo.runtime.worker.source import SourcePart
 from octavo.runtime.worker.staged_weights import StagedWeights
 from octavo.runtime.worker.step_part import StepPart
 
+logger = get_logger(__name__)
+
 
 class Worker:
     """Loads, allocates, then executes steps in the order given."""
 
     def __init__(self, config: EngineConfig, rank: int = 0, init_method: str = "") -> None:
         self._config = config
-        self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads)
+        snapshot = Path(config.checkpoint.path) if config.checkpoint.is_snapshot else None
+        self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads, snapshot)
+        if snapshot is not None:
+            check_machine(snapshot, self._platform.machine)
         parallel = config.parallel
         context = ParallelContext.create(
             rank,
@@ -86,6 +96,7 @@ class Worker:
             "drop_saves": self.drop_saves,
             "drop_staged_weights": self.drop_staged_weights,
             "reset_encoder_cache": self.reset_encoder_cache,
+            "save_snapshot": self.save_snapshot,
             "sleep": self.sleep,
             "stage_weights": lambda path: self._staged.stage(self._config, path),
             "start_profile": self._profiler.start,
@@ -333,6 +344,18 @@ class Worker:
         self._equip_if_awake()
         _free_unused()
         return path
+
+    def save_snapshot(self, folder: str) -> str:
+        """Write what this rank has of a snapshot; return the kind of machine that it is for."""
+        config = self._config
+        if config.model.load_format == "dummy" or self.model.host_weight_bytes or config.checkpoint.mmproj:
+            raise Unsupported("A snapshot needs weights from files, all on the device, and no mmproj file.")
+        place, world = Path(folder), self._parallel.world
+        size = save_weights(self.model, place, world.rank)
+        if world.is_first and self._platform.device.type == "cpu":
+            keep_kernels(place)
+        logger.info("Rank %d: %.3g GiB", world.rank, size / (1 << 30))
+        return self._platform.machine
 
     def describe(self) -> dict[str, Any]:
         """Return what this rank holds, as plain types."""

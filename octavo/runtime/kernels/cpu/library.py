@@ -93,11 +93,14 @@ class Library:
         return function
 
 
-def load_library() -> Library | None:
-    """Return the kernels, compiled if need be; None when they are disabled or cannot be had."""
+def load_library(snapshot: Path | None = None) -> Library | None:
+    """Return the kernels, compiled if need be; None when they are disabled or cannot be had.
+
+    snapshot: a folder that may have them
+    """
     if env.kernels_disabled():
         return None
-    path = shared_library()
+    path = shared_library(snapshot)
     return None if path is None else Library(path)
 
 

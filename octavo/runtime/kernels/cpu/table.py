@@ -5,6 +5,7 @@ Activations are float32. Tensors go down as pointers with sizes and strides; the
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,9 +38,9 @@ _FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
 _MOST_LAID_OUT_BYTES = 16 << 20  # of its matrices, which all rows pass
 
 
-def cpu_table(threads: int) -> KernelTable:
+def cpu_table(threads: int, snapshot: Path | None = None) -> KernelTable:
     """Return every op for the CPU, run by `threads` threads."""
-    library = load_library()
+    library = load_library(snapshot)
     if library is None:
         return replace(ref_table(), sampling=TORCH_SAMPLING)
     return table_of(library, threads)

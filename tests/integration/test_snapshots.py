@@ -1,0 +1,147 @@
+"""A snapshot is a model's name: the same tokens from mapped weights, or a reason why not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octavo import BadCheckpoint, ConfigError, SamplingParams
+from octavo.cli.main import main
+from octavo.config import EngineArgs, resolve
+from octavo.runtime.late_modules import _LATE
+from tests.tiny_models import make_oracle, save, tiny_config
+
+PROMPTS = [[i + 1] * (20 + i) for i in range(3)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+SMALL = ["--skip-tokenizer-init", "--num-gpu-blocks-override", "400"]
+
+
+def tokens(llm):
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama, tmp_path_factory):
+    """Of a tiny model."""
+    folder = tmp_path_factory.mktemp("snapshots") / "tiny"
+    assert main(["snapshot", str(tiny_llama), str(folder), *SMALL]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("LlamaForCausalLM", {"dtype": "bfloat16"}),
+        ("LlamaForCausalLM", {"quantization": "int8_per_channel_weight_only"}),
+        ("LlamaForCausalLM", {"tensor_parallel_size": 2}),
+        ("LlamaForCausalLM", {"enable_lora": True}),
+        ("Gemma3ForCausalLM", {}),
+        ("MixtralForCausalLM", {}),
+        ("DeepseekV3ForCausalLM", {}),
+        ("Qwen3NextForCausalLM", {}),
+        ("GPT2LMHeadModel", {}),
+    ],
+)
+def test_the_same_tokens(architecture, options, make_llm, tmp_path):
+    """Whatever the layers; the options come from the snapshot."""
+    model = save(make_oracle(tiny_config(architecture)), tmp_path / "model")
+    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [word for word in flags if word != "True"]
+    assert main(["snapshot", str(model), str(tmp_path / "kept"), *SMALL, *flags]) == 0
+    expected = tokens(make_llm(model, **{"dtype": "auto"} | options))
+    for file in model.iterdir():
+        file.unlink()  # nothing of it is needed
+    llm = make_llm(tmp_path / "kept", dtype="auto")
+    assert tokens(llm) == expected
+    assert llm.collective_rpc("describe")[0]["weight_bytes"] > 0
+    llm.sleep(2)
+    llm.wake_up()
+    assert tokens(llm) == expected
+
+
+def test_the_default_model_and_its_tokenizer(smollm2_path, tmp_path, capsys):
+    assert main(["snapshot", "smollm2", str(tmp_path / "kept")]) == 0
+    capsys.readouterr()
+    answers = []
+    for model in ("smollm2", str(tmp_path / "kept")):
+        assert (
+            main(["generate", "--model", model, "--max-tokens", "8", "What is the capital of France?"]) == 0
+        )
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] and "Paris" in answers[0]
+
+
+def refused(folder, reason, error=ConfigError, **options):
+    with pytest.raises(error, match=reason):
+        resolve(EngineArgs(model=str(folder), **options))
+
+
+def test_what_does_not_suit_is_refused(folder, tiny_llama, make_llm, capsys, monkeypatch):
+    refused(folder, "is a snapshot of dtype='float32', asked for is 'bfloat16'", dtype="bfloat16")
+    refused(folder, "of tensor_parallel_size=1, asked for is 2", tensor_parallel_size=2)
+    assert main(["snapshot", str(tiny_llama), str(folder)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    other = folder.with_name("other")
+    assert main(["snapshot", str(folder), str(other), *SMALL]) == 2
+    assert "is a snapshot itself" in capsys.readouterr().err and not other.exists()
+    about = json.loads((folder / "snapshot.json").read_text())
+    monkeypatch.setattr("octavo.config.snapshot.__version__", "99")
+    refused(folder, "is a snapshot by octavo 0.* this is 99: make it again")
+    monkeypatch.undo()
+    (folder / "snapshot.json").write_text(json.dumps(about | {"machine": "a GPU"}))
+    with pytest.raises(ConfigError, match="is a snapshot for a GPU, this is a CPU"):
+        make_llm(folder, dtype="auto")
+    (folder / "snapshot.json").write_text(json.dumps(about))
+    weights = folder / "rank0.weights"
+    weights.chmod(0o666)
+    refused(folder, "can be written by others: a snapshot holds kernels, which are code")
+    weights.chmod(0o600)
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    refused(folder, "rank0.weights has been changed or cut off", BadCheckpoint)
+    weights.write_bytes(content)
+    index = folder / "rank0.json"
+    whole = index.read_text()
+    index.write_text(whole.replace("layers", "leyers"))
+    with pytest.raises(BadCheckpoint, match="cannot be used"):
+        make_llm(folder, dtype="auto")
+    index.write_text(whole)
+    assert tokens(make_llm(folder, dtype="auto"))
+
+
+def test_updates_of_weights_go_on_from_a_snapshot(folder, make_llm, tmp_path):
+    llm, oracle = make_llm(folder, dtype="auto"), make_oracle(tiny_config("LlamaForCausalLM"), 1)
+    other = save(oracle, tmp_path)
+    before, expected = tokens(llm), tokens(make_llm(other))
+    llm.update_weights_from_disk(str(other))
+    assert tokens(llm) == expected != before
+    llm.update_weights_from_disk(str(folder))
+    assert tokens(llm) == before
+
+
+LOOK = """
+import sys, torch
+print("_LateModule" in {type(sys.modules.get(name)).__name__ for name in NAMES})
+"""
+ASK = """
+torch.distributions.Normal(0, 1).sample()
+import torch.export
+torch.export.export
+shape = torch.empty(3, 4, device="meta").matmul(torch.empty(4, 5, device="meta")).shape
+assert shape == (3, 5)
+"""
+
+
+def test_parts_of_torch_wait_in_octavos_own_processes():
+    """And only there; they are whole once somebody asks."""
+    install = "from octavo.runtime import late_modules\nlate_modules.install()"
+    for first, then, waits in (
+        ("import octavo; octavo.LLM", "", False),
+        (install, "late_modules.load_all()", True),
+    ):
+        program = "\n".join([f"NAMES = {sorted(_LATE)!r}", first, LOOK, then, ASK])
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.strip() == str(waits)
