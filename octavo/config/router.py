@@ -24,6 +24,11 @@ class RouterConfig:
     insecure: bool = option(False, "Allow a public address without a key.")
     api_key: list[Secret] = option([], "Keys, one of which a request must bear; also OCTAVO_API_KEY.")
     upstream_api_key: str = option("", "Key that the servers want; empty = what the client sent.")
+    tokenizer: str = option(
+        "",
+        "Model whose tokenizer and chat template say which prompts begin with the same tokens: a folder, a "
+        "GGUF file or a name; empty = texts are compared.",
+    )
     session_header: str = option("x-session-id", "Header that names the session of a request.")
     health_interval: float = option(2.0, "Seconds between looks whether a server is ready.")
     connect_timeout: float = option(5.0, "Seconds in which a server must accept a connection.")

@@ -7,7 +7,9 @@ import aiohttp
 import uvloop
 from starlette.types import ASGIApp
 
+from octavo.base.hub import locate
 from octavo.base.log import get_logger
+from octavo.base.registry import load_object
 from octavo.config.router import RouterConfig
 from octavo.config.server import ServerConfig
 from octavo.serving.middleware.keys import KeyCheck
@@ -18,6 +20,7 @@ from octavo.serving.router.servers import Servers
 
 logger = get_logger(__name__)
 _OPEN_PATHS = ("/health", "/ready")
+_LOAD_TOKENIZER = "octavo.frontend.text.loader:load_tokenizer"
 _LAST_WORDS_S = 0.5
 _POLL_S = 0.02
 
@@ -32,11 +35,14 @@ async def _run(urls: list[str], config: RouterConfig, server: ServerConfig, list
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    tokenizer = None
+    if config.tokenizer:
+        tokenizer = load_object(_LOAD_TOKENIZER)(locate(config.tokenizer))
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)  # less than servers keep theirs open
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
         servers = Servers(urls, config)
-        proxy = Proxy(servers, config, session)
+        proxy = Proxy(servers, config, session, tokenizer)
         app: ASGIApp = KeyCheck(proxy, config.api_key, _OPEN_PATHS) if config.api_key else proxy
         http = HttpServer(app, server, listener.socket)
         watching = asyncio.create_task(servers.watch(session))

@@ -1,21 +1,32 @@
 """`read_prompt`: what a router must know of a body: how long the prompt is, its beginnings, and its session.
 
-The servers share whole blocks of tokens. Token ids are taken as they are; of text and of conversations, which
-only a server can tokenize, blocks of as many characters as a block of tokens has on average: the text in the
-order in which templates write it, tools and system first.
+The servers share whole blocks of tokens. Token ids are taken as they are; text and conversations as the
+model's tokenizer and chat template write them, if the router has these. Without, blocks of as many characters
+as a block of tokens has on average: text in the order in which templates write it, tools and system first.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from octavo.base.errors import RequestError
 from octavo.frontend.client.placement import BLOCK
 
 _CHARS_PER_TOKEN = 4
 _MOST_BLOCKS = 128
+
+
+class Tokenizer(Protocol):
+    """A model's tokenizer, as a router needs it (frontend/text/tokenizer)."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raises RequestError."""
+
+    def apply_chat_template(self, conversation: Any, *, tools: Any = None) -> str | list[int]:
+        """Return the tokens of a conversation. Raises RequestError."""
 
 
 class _Body(msgspec.Struct):
@@ -43,7 +54,7 @@ class Prompt:
     session: str = ""
 
 
-def read_prompt(body: bytes) -> Prompt:
+def read_prompt(body: bytes, tokenizer: Tokenizer | None = None) -> Prompt:
     """Return what is known of a body; of one that is no JSON object, nothing."""
     try:
         asked = msgspec.json.decode(body, type=_Body)
@@ -58,8 +69,27 @@ def read_prompt(body: bytes) -> Prompt:
         ids = ids[0]
     if isinstance(ids, list) and all(isinstance(token, int) for token in ids[:BLOCK]):
         return Prompt(len(ids), list(_chain(root, ids, BLOCK)), session)
+    if tokenizer is not None and (tokens := _tokens(asked, ids, tokenizer)) is not None:
+        return Prompt(len(tokens), list(_chain(root, tokens, BLOCK)), session)
     text = "\0".join(_texts(asked))
     return Prompt(len(text) // _CHARS_PER_TOKEN, list(_chain(root, text, BLOCK * _CHARS_PER_TOKEN)), session)
+
+
+def _tokens(asked: _Body, prompt: Any, tokenizer: Tokenizer) -> list[int] | None:
+    """Return the prompt as the servers will see it, up to what the answer begins with; None if unknown."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    messages = asked.messages if isinstance(asked.messages, list) else prompt
+    try:
+        if isinstance(first, str):
+            return tokenizer.encode(first)
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            return None
+        given = asked.system or asked.instructions
+        system = [{"role": "system", "content": given}] if given else []
+        rendered = tokenizer.apply_chat_template([*system, *messages], tools=asked.tools)
+    except (RequestError, TypeError, ValueError, LookupError):  # the server will say what is wrong
+        return None
+    return rendered if isinstance(rendered, list) else None
 
 
 def _chain(key: int, content: Sequence[Any], size: int) -> Iterator[int]:
@@ -67,7 +97,7 @@ def _chain(key: int, content: Sequence[Any], size: int) -> Iterator[int]:
     starts = range(0, len(content) - size + 1, size)
     for start in islice(starts, _MOST_BLOCKS):
         block = content[start : start + size]
-        key = hash((key, block if isinstance(block, str) else tuple(map(str, block))))
+        key = hash((key, block if isinstance(block, str) else str(block)))
         yield key
 
 

@@ -14,7 +14,7 @@ from yarl import URL
 from octavo.base.log import get_logger
 from octavo.config.router import RouterConfig
 from octavo.serving.errors import HTTPError, error_response
-from octavo.serving.router.prompts import Prompt, read_prompt
+from octavo.serving.router.prompts import Prompt, Tokenizer, read_prompt
 from octavo.serving.router.servers import Servers
 from octavo.serving.router.status import Status
 
@@ -24,12 +24,22 @@ _OF_THE_CONNECTION = frozenset(
 )
 _RETRIED = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError)
 _BUSY = 503
+_SHORT_BYTES = 1 << 14
+"""Bodies up to that are tokenized on the event loop."""
 
 
 class Proxy:
     """An ASGI application over aiohttp's client, used from one event loop."""
 
-    def __init__(self, servers: Servers, config: RouterConfig, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        config: RouterConfig,
+        session: aiohttp.ClientSession,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """tokenizer: of the model that the servers have"""
+        self._tokenizer = tokenizer
         self._servers = servers
         self._config = config
         self._session = session
@@ -89,7 +99,10 @@ class Proxy:
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
         """Try one server after the other. Raises HTTPError, and what cuts an answer short."""
-        prompt = self._prompt(scope, body)
+        if self._tokenizer is not None and len(body) > _SHORT_BYTES:
+            prompt = await asyncio.to_thread(self._prompt, scope, body)
+        else:
+            prompt = self._prompt(scope, body)
         tried: set[int] = set()
         reason = "No server is ready."
         while (number := self._servers.choose(prompt, tried)) is not None:
@@ -121,7 +134,7 @@ class Proxy:
     def _prompt(self, scope: Scope, body: bytes) -> Prompt:
         if self._config.policy == "round_robin" or not body:
             return Prompt()
-        prompt = read_prompt(body)
+        prompt = read_prompt(body, self._tokenizer if self._config.policy == "prefix" else None)
         name = self._config.session_header.lower().encode("latin-1")
         session = next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
         return Prompt(prompt.num_tokens, prompt.beginnings, session) if session else prompt

@@ -1,6 +1,7 @@
 """`octavo route` before fake servers: choice, health, retries, streams, disconnects, drain, bad input."""
 
 import asyncio
+import json
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,6 +12,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.config.router import RouterConfig, check_servers
 from octavo.config.server import ServerConfig
+from octavo.frontend.text.loader import load_tokenizer
 from octavo.serving.process.http_server import HttpServer
 from octavo.serving.process.listener import Listener
 from octavo.serving.router.prompts import read_prompt
@@ -204,3 +206,34 @@ def test_any_body_is_read(body):
 def test_servers_that_cannot_be(urls, text):
     with pytest.raises(ConfigError, match=text):
         check_servers(urls)
+
+
+def test_prefixes_are_those_of_the_rendered_tokens(smollm2_path):
+    """What a template writes between texts counts; characters that look alike do not."""
+    tokenizer = load_tokenizer(smollm2_path)
+    long = "The quick brown fox jumps over the lazy dog. " * 30
+
+    def ask(*contents, **fields):
+        messages = [
+            {"role": role, "content": content} for role, content in zip("su" * 9, contents, strict=False)
+        ]
+        names = {"s": "system", "u": "user"}
+        messages = [message | {"role": names[message["role"]]} for message in messages]
+        return read_prompt(json.dumps({"messages": messages, **fields}).encode(), tokenizer)
+
+    first, second = ask(long, "One?"), ask(long, "Quite another question?")
+    shared = [a for a, b in zip(first.beginnings, second.beginnings, strict=False) if a == b]
+    ids = tokenizer.apply_chat_template([{"role": "system", "content": long}], add_generation_prompt=False)
+    assert len(shared) == len(ids) // 64 >= 4 and first.num_tokens > len(ids)
+    assert ask(long, "One?").beginnings == first.beginnings
+    assert not set(ask("x" + long, "One?").beginnings) & set(first.beginnings)
+    assert not set(ask(long, "One?", model="other").beginnings) & set(first.beginnings)
+    as_ids = read_prompt(json.dumps({"prompt": tokenizer.encode(long)}).encode(), tokenizer)
+    as_text = read_prompt(json.dumps({"prompt": long}).encode(), tokenizer)
+    assert as_ids.beginnings == as_text.beginnings, "one beginning, however it is told"
+    for body in (b"", b"[]", b'{"prompt": 3}', b'{"messages": [{"content": null}]}', b'{"messages": [1]}'):
+        assert read_prompt(body, tokenizer).num_tokens < 20
+    begun_s = time.perf_counter()
+    for number in range(20):
+        ask(long, f"Question {number}?")
+    assert (time.perf_counter() - begun_s) / 20 < 0.01
