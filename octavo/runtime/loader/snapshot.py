@@ -17,18 +17,35 @@ from torch import Tensor, nn
 
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.gguf import BlockType
+from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
+from octavo.runtime.kernels.build import keep as keep_kernels
 from octavo.runtime.kernels.experts import Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.layers.build import Layer
+from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod
 from octavo.runtime.quantization.parameter import DenseParameter
 
+logger = get_logger(__name__)
 _ALIGNMENT = 4096
 _TUPLES = {kind.__name__: kind for kind in (Packed, Stacks, Blocks, BlockType, tuple, list)}
 _KNOWN = {*_TUPLES, "Tensor"}
 _INNER = vars(nn.Module()).keys() | {"parameters_by_name", "matrices", "vectors"}
 Owner = Layer | LinearMethod | ExpertsMethod
+
+
+def save_snapshot(folder: Path, model: Model, config: EngineConfig, platform: Platform, rank: int) -> str:
+    """Write what a rank has of a snapshot; return the kind of machine that it is for. Raises Unsupported."""
+    if config.model.load_format == "dummy" or model.host_weight_bytes or config.checkpoint.mmproj:
+        raise Unsupported("A snapshot needs weights from files, all on the device, and no mmproj file.")
+    size = save(model, folder, rank)
+    if rank == 0 and platform.device.type == "cpu":
+        keep_kernels(folder)
+    logger.info("Rank %d: %.3g GiB", rank, size / (1 << 30))
+    return platform.machine
 
 
 def save(model: nn.Module, folder: Path, rank: int) -> int:

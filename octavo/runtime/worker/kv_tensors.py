@@ -5,7 +5,7 @@ from math import gcd, lcm
 import torch
 from torch import Tensor
 
-from octavo.base.errors import Unsupported
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.pages import zero_pages
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, StateKV
 from octavo.messages.step import Place, Tier
@@ -145,3 +145,15 @@ def _zeros(num_blocks: int, block_bytes: int, device: torch.device, *, is_pinned
     if device.type != "cpu" or is_pinned or not num_bytes:
         return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device, pin_memory=is_pinned)
     return torch.frombuffer(zero_pages(num_bytes), dtype=torch.uint8).view(num_blocks, block_bytes)
+
+
+def make_cache(plan: CachePlan, device: torch.device) -> KVTensors:
+    """Take the cache's memory. Raises ConfigError when the device has less than was asked for."""
+    try:
+        return KVTensors(plan, device)
+    except (torch.OutOfMemoryError, OSError) as error:  # of a GPU, of the host
+        raise ConfigError(
+            f"A KV cache of {plan.num_blocks} blocks of {plan.bytes_per_block} bytes "
+            f"does not fit into the memory that {device} has left. Lower kv_cache_memory_bytes or "
+            "num_gpu_blocks_override; or leave both out, and gpu_memory_utilization decides."
+        ) from error

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from octavo.base.errors import ConfigError, OctavoError, Unsupported
-from octavo.base.log import get_logger
+from octavo.base.errors import OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.config.snapshot import check_machine
 from octavo.messages.adapters import AdapterRef, SoftPromptRef
@@ -25,10 +24,9 @@ from octavo.runtime.distributed.peer_setup import connect_peers
 from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
-from octavo.runtime.kernels.build import keep as keep_kernels
 from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import Reader, dtype_of, load_model
-from octavo.runtime.loader.snapshot import save as save_weights
+from octavo.runtime.loader.snapshot import save_snapshot
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.soft_prompts import SoftPromptReader
 from octavo.runtime.models.interface import Model
@@ -42,7 +40,7 @@ from octavo.runtime.weight_transfer.receiver import WeightReceiver
 from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
-from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
+from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
 from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
@@ -57,8 +55,6 @@ from octavo.runtime.worker.soft_prompts import SoftPromptsPart
 from octavo.runtime.worker.source import SourcePart
 from octavo.runtime.worker.staged_weights import StagedWeights
 from octavo.runtime.worker.step_part import StepPart
-
-logger = get_logger(__name__)
 
 
 class Worker:
@@ -96,7 +92,9 @@ class Worker:
             "drop_saves": self.drop_saves,
             "drop_staged_weights": self.drop_staged_weights,
             "reset_encoder_cache": self.reset_encoder_cache,
-            "save_snapshot": self.save_snapshot,
+            "save_snapshot": lambda folder: save_snapshot(
+                Path(folder), self.model, self._config, self._platform, self._parallel.world.rank
+            ),
             "sleep": self.sleep,
             "stage_weights": lambda path: self._staged.stage(self._config, path),
             "start_profile": self._profiler.start,
@@ -160,10 +158,10 @@ class Worker:
         if (soft_prompts := self._make_soft_prompts()) is not None:
             adapters.append(soft_prompts)
         if config.pooling is not None:
-            return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
+            return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
             parts: list[StepPart] = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
-            return ModelRunner(_make_cache(plan, device), state, NoHead(), parts)
+            return ModelRunner(make_cache(plan, device), state, NoHead(), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
             num_rows,
@@ -179,7 +177,7 @@ class Worker:
         sampler.rejection = rejection_of(config.scheduler.speculative_config)
         drafts = [self._drafts] if self._drafts else []
         parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *drafts, *adapters]
-        return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
+        return ModelRunner(make_cache(plan, device), state, TokenHead(sampler, state), parts)
 
     def _make_media(self, state: RequestState) -> list[StepPart]:
         """Return what encodes images and the like, if the model takes some."""
@@ -345,18 +343,6 @@ class Worker:
         _free_unused()
         return path
 
-    def save_snapshot(self, folder: str) -> str:
-        """Write what this rank has of a snapshot; return the kind of machine that it is for."""
-        config = self._config
-        if config.model.load_format == "dummy" or self.model.host_weight_bytes or config.checkpoint.mmproj:
-            raise Unsupported("A snapshot needs weights from files, all on the device, and no mmproj file.")
-        place, world = Path(folder), self._parallel.world
-        size = save_weights(self.model, place, world.rank)
-        if world.is_first and self._platform.device.type == "cpu":
-            keep_kernels(place)
-        logger.info("Rank %d: %.3g GiB", world.rank, size / (1 << 30))
-        return self._platform.machine
-
     def describe(self) -> dict[str, Any]:
         """Return what this rank holds, as plain types."""
         return {
@@ -400,15 +386,3 @@ class Worker:
 def _free_unused() -> None:
     gc.collect()  # modules and their children refer to each other
     torch.cuda.empty_cache()
-
-
-def _make_cache(plan: CachePlan, device: torch.device) -> KVTensors:
-    """Take the cache's memory. Raises ConfigError when the device has less than was asked for."""
-    try:
-        return KVTensors(plan, device)
-    except (torch.OutOfMemoryError, OSError) as error:  # of a GPU, of the host
-        raise ConfigError(
-            f"A KV cache of {plan.num_blocks} blocks of {plan.bytes_per_block} bytes "
-            f"does not fit into the memory that {device} has left. Lower kv_cache_memory_bytes or "
-            "num_gpu_blocks_override; or leave both out, and gpu_memory_utilization decides."
-        ) from error
