@@ -19,7 +19,7 @@ from octavo.config.engine import EngineConfig
 from octavo.version import __version__
 
 _OTHER_FILES = (".json", ".jinja", ".txt", ".model")
-_MODEL = ("dtype", "quantization", "activations", "hf_overrides", "runner", "convert")
+_MODEL = ("dtype", "quantization", "quantization_config", "activations", "hf_overrides", "runner", "convert")
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel")
 
 

@@ -58,7 +58,7 @@ async def engine(smollm2_path, monkeypatch):
         max_model_len=1024,
         num_gpu_blocks_override=1200,
         max_num_seqs=32,
-        stall_timeout=2.0,
+        stall_timeout=2.0 if ROUNDS < 5 else 6.0,
         speculative_config={"method": "ngram", "num_speculative_tokens": 3},
     )
     engine = AsyncLLM(resolve(args), on_crash="replay")

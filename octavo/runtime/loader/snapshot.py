@@ -23,6 +23,7 @@ from octavo.runtime.kernels.build import keep as keep_kernels
 from octavo.runtime.kernels.experts import Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.layers.build import Layer
+from octavo.runtime.loader.kv_scales import read_kv_scales
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.blocks import Blocks
@@ -41,6 +42,8 @@ def save_snapshot(folder: Path, model: Model, config: EngineConfig, platform: Pl
     """Write what a rank has of a snapshot; return the kind of machine that it is for. Raises Unsupported."""
     if config.model.load_format == "dummy" or model.host_weight_bytes or config.checkpoint.mmproj:
         raise Unsupported("A snapshot needs weights from files, all on the device, and no mmproj file.")
+    if config.model.load_format == "safetensors" and read_kv_scales(Path(config.checkpoint.path)):
+        raise Unsupported("A snapshot does not keep a checkpoint's scales of keys and values.")
     size = save(model, folder, rank)
     if rank == 0 and platform.device.type == "cpu":
         keep_kernels(folder)
