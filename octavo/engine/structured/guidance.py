@@ -69,6 +69,11 @@ class _Grammar:
         self._most_instances = most_instances
         self._open: WeakSet[GuidanceMatcher] = WeakSet()
 
+    @property
+    def num_instances(self) -> int:
+        """Return how many there are so far."""
+        return len(self._instances)
+
     def enter(self, matcher: "GuidanceMatcher") -> int:
         """Return the instance that a new output belongs to."""
         index = len(self._open) // _PER_INSTANCE % self._most_instances
@@ -110,6 +115,10 @@ class GuidanceMatcher(Matcher):
         other._lagging = self._lagging.copy()
         self._shares_lagging = other._shares_lagging = True
         return other
+
+    @property
+    def num_instances(self) -> int:
+        return self._grammar.num_instances
 
     def advance(self, token_id: int) -> bool:
         last = self.take(token_id)

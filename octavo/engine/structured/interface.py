@@ -26,6 +26,11 @@ class Matcher(ABC):
     def advance(self, token_id: int) -> bool:
         """Take the next token; return True if nothing may follow. Raises RequestError for a wrong one."""
 
+    @property
+    def num_instances(self) -> int:
+        """Return how many times its grammar is held in memory."""
+        return 1
+
 
 M = TypeVar("M", bound=Matcher)
 

@@ -121,14 +121,15 @@ class RequestMatchers:
     def _matcher(self, constraint: Constraint) -> Matcher:
         key = Path(constraint.vocabulary).name, constraint.grammar
         with self._lock:
-            known = self._compiled.get(key)
-        if known is not None:
-            return known
-        backend, _ = self._backend(constraint)
-        matcher = _compile(backend, constraint.grammar)
+            matcher = self._compiled.get(key)
+        if matcher is None:
+            backend, _ = self._backend(constraint)
+            matcher = _compile(backend, constraint.grammar)
         size = _BYTES_PER_GRAMMAR + _BYTES_PER_CHARACTER * len(constraint.grammar)
-        with self._lock:
-            self._compiled.put(key, matcher, size)
+        with self._lock:  # anew each time: it grows with the outputs that are open at once
+            self._compiled.put(
+                key, matcher, min(size * matcher.num_instances, max(size, _MAX_CACHE_BYTES // 2))
+            )
         return matcher
 
     def _backend(self, constraint: Constraint) -> tuple[Backend[Any], list[int]]:

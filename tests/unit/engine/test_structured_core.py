@@ -340,3 +340,15 @@ def test_an_end_of_text_may_have_any_number(tmp_path):
     matcher.hidden_ids = (31, 63)
     bits = np.frombuffer(engine.core._matchers.token_masks([(0, matcher)]).bits, np.uint32)
     assert not bits[0] >> 31 and not bits[1] >> 31
+
+
+def test_what_many_outputs_of_a_grammar_hold_counts(tmp_path):
+    """Every few that are open at once have a lexer of their own; with others it stays within the bound."""
+    engine = ByteEngine(tmp_path)
+    matchers, request = engine.core._matchers, engine.request("r", 10, json=PERSON)
+    alone = matchers.open_matcher(request)
+    size = matchers._compiled.num_bytes
+    rows = [matchers.open_matcher(request) for _ in range(40)]
+    count = alone.compiled.num_instances
+    assert count > 1 and matchers._compiled.num_bytes == count * size
+    assert len({id(row.compiled._grammar) for row in [alone, *rows]}) == 1
