@@ -111,6 +111,7 @@ async def test_long_audio_as_segments_and_words(client):
     starts = [word.start for word in made.words]
     assert starts == sorted(starts) and all(word.end >= word.start for word in made.words)
     assert starts[-1] > 5 and made.words[-1].end <= 7.32
+    assert all(0 < segment.no_speech_prob < 1 for segment in made.segments)
     alone = await transcribe(client, LONG, response_format="verbose_json")
     assert alone.words is None and alone.text == made.text
 

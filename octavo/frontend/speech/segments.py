@@ -18,6 +18,8 @@ class Segment:
     text: str
     tokens: list[int]
     logprobs: list[float] = field(default_factory=list)
+    no_speech_prob: float | None = None
+    """That its window has none, as the model finds; None = it has no token for that."""
 
     @property
     def avg_logprob(self) -> float:

@@ -4,6 +4,7 @@ Windows are requests like others, batched with each other and with whatever runs
 order.
 """
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,11 @@ class Transcription:
             made.text = " ".join(text for output in outputs if (text := output.outputs[0].text.strip()))
             return made
         for window, output in zip(self.windows, outputs, strict=True):
-            made.segments += self._segments(window, output.outputs[0], made.segments)
+            segments = self._segments(window, output.outputs[0], made.segments)
+            if scores := output.prompt_token_id_logprobs:
+                for segment in segments:
+                    segment.no_speech_prob = math.exp(scores[0][0])
+            made.segments += segments
         made.text = "".join(segment.text for segment in made.segments).strip()
         if wants_words:
             made.words = await self._words(outputs)
@@ -206,6 +211,9 @@ class Transcription:
             max_tokens=min(self.fields.max_tokens or room, room),
             logprobs=0 if self.has_times else None,
         )
+        if self.has_times and self.speech.no_speech_id >= 0:
+            params.prompt_logprob_token_ids = [self.speech.no_speech_id]
+            params.prompt_logprob_start = ids.index(self.speech.start_id)
         return replace(made, params=params)
 
     def _prompts(self, every: Sequence[list[int]]) -> list[PromptType]:

@@ -92,7 +92,7 @@ class SegmentJSON(Struct):
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    no_speech_prob: float = 0.0
+    no_speech_prob: float | None
 
 
 class VerboseJSON(Struct):
@@ -184,6 +184,7 @@ def _segment(number: int, segment: Segment, temperature: float) -> SegmentJSON:
         temperature,
         segment.avg_logprob,
         segment.compression_ratio,
+        segment.no_speech_prob,
     )
 
 
