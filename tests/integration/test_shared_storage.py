@@ -212,7 +212,7 @@ def test_each_rank_keeps_its_heads(tiny_llama, make_llm, tmp_path):
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"kv_connector": "NixlConnector"}, "'NixlConnector' is not supported"),
+        ({"kv_connector": "MooncakeConnector"}, "'MooncakeConnector' is not supported"),
         (storage("/tmp/x", "kv_sender"), "kv_role must be one of kv_both, kv_producer, kv_consumer"),
         ({"kv_connector": "SharedStorageConnector", "kv_role": "kv_both"}, "must hold 'shared_storage_path'"),
         (storage("/tmp/x", max_bytes=0), "max_bytes must be a whole number above 0"),
