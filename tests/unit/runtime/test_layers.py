@@ -184,7 +184,7 @@ def test_a_kernel_for_both_projections(size, bias, asked):
         assert mlp._fused(x) is None and not calls
         return
     assert torch.equal(mlp(x), x + 1) and torch.equal(mlp.defer(x), x + 1)
-    assert calls == [((24, 32), "F32", "float32", "silu", (8, 48), "F32", "float32")] * 2
+    assert calls == [((24, 32), "F32", "float32", None, "silu", (8, 48), "F32", "float32", None)] * 2
 
 
 def test_unknown_activations_are_refused():
