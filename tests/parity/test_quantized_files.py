@@ -164,7 +164,7 @@ def test_blocks_are_the_nearest_that_a_type_has(name):
     blocks = quantize(matrix, name)
     theirs = gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[name])
     made = torch.from_numpy(np.array(theirs))
-    most = {"Q8_0": 0.006, "Q4_0": 0.1, "Q4_K": 0.08, "Q5_K": 0.04, "Q6_K": 0.02}[name]
+    most = {"Q8_0": 0.006, "Q4_0": 0.1, "Q5_0": 0.05, "Q4_K": 0.08, "Q5_K": 0.04, "Q6_K": 0.02}[name]
     assert (made - matrix).norm() / matrix.norm() < most
     assert not made[3].any() and (made[4] - 0.02).abs().max() < 1e-3 * 2
     worse = blocks.data.clone()

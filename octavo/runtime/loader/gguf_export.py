@@ -43,7 +43,7 @@ RECIPES = {
     "BF16": 32,
 }
 """By name: the number that stands for it in a file (llama.h's llama_ftype)."""
-_SMALLER = {"Q4_K": "Q4_0", "Q5_K": "Q8_0", "Q6_K": "Q8_0", "Q4_0": "F16", "Q8_0": "F16"}
+_SMALLER = {"Q4_K": "Q5_0", "Q5_K": "Q8_0", "Q6_K": "Q8_0", "Q4_0": "F16", "Q5_0": "F16", "Q8_0": "F16"}
 """What takes the place of a type whose blocks the columns do not fill."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

@@ -1,4 +1,4 @@
-"""Rounds matrices to GGUF's block types, to nearest: Q4_0, Q8_0, and the K types Q4_K, Q5_K and Q6_K.
+"""Rounds matrices to GGUF's block types, to nearest: Q4_0, Q5_0, Q8_0, and the K types Q4_K, Q5_K and Q6_K.
 
 Called while a plain checkpoint is loaded (`quantization="q4_k"`) and by `octavo quantize`. A K type has
 blocks of 256 weights, whose parts of 32 (or 16) have scales that are themselves rounded under one float16.
@@ -44,6 +44,16 @@ def _q4_0(x: Tensor) -> Tensor:
     scale = _signed_largest(x) / -8
     codes = (x * _inverse(scale) + 8.5).floor().clamp(0, 15).to(torch.uint8)
     return torch.cat([_bytes(scale.half()), codes[:, :16] | codes[:, 16:] << 4], 1)
+
+
+def _q5_0(x: Tensor) -> Tensor:
+    """The same with one bit more, which stand together."""
+    scale = _signed_largest(x) / -16
+    codes = (x * _inverse(scale) + 16.5).floor().clamp(0, 31).to(torch.uint8)
+    places = torch.arange(8, dtype=torch.uint8, device=x.device)
+    high = ((codes >> 4).view(-1, 4, 8) << places).sum(-1, dtype=torch.uint8)
+    low = codes & 15
+    return torch.cat([_bytes(scale.half()), high, low[:, :16] | low[:, 16:] << 4], 1)
 
 
 def _q4_or_5_k(bits: int, x: Tensor) -> Tensor:
@@ -147,6 +157,7 @@ def _bytes(numbers: Tensor) -> Tensor:
 ROUND: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
+    "Q5_0": _q5_0,
     "Q4_K": partial(_q4_or_5_k, 4),
     "Q5_K": partial(_q4_or_5_k, 5),
     "Q6_K": _q6_k,
