@@ -28,7 +28,8 @@ from octavo import LLM, SamplingParams
 prompts = [f"{number} small birds sat on a wall, and" for number in range(16)]
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 short = SamplingParams(temperature=0, max_tokens=6)
-llm = LLM("smollm2", max_model_len=1024)
+make = lambda: LLM("smollm2", max_model_len=1024)
+llm = make()
 answer = lambda: llm.generate("The sea is", short, use_tqdm=False)[0].outputs[0].token_ids
 main, expected, usable, took_s = threading.main_thread().ident, answer(), 0, []
 for number in range(16):
@@ -42,6 +43,7 @@ for number in range(16):
     try:
         usable += answer() == expected
     except Exception:
+        llm = make()
         continue
     took_s.append(time.perf_counter() - began_s)
 row = {"next s": statistics.median(took_s), "next s, most": max(took_s)} if took_s else {}
