@@ -59,7 +59,7 @@ began_s = time.perf_counter()
 params = SamplingParams(temperature=0, max_tokens=NUMBER, ignore_eos=True)
 [output] = llm.generate("The capital of France is", params, use_tqdm=False)
 took_s = time.perf_counter() - began_s
-print(json.dumps({"tok/s": NUMBER / took_s, "text": output.outputs[0].text[:40]}))
+print(json.dumps({"tok/s": NUMBER / took_s, "text": " ".join(output.outputs[0].text.split()[:6])}))
 """
 
 
