@@ -13,6 +13,7 @@ _OPTIONS = {
     "log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL"),
     "media_fetch_timeout": ("OCTAVO_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"),
     "video_fetch_timeout": ("OCTAVO_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
+    "audio_fetch_timeout": ("OCTAVO_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"),
     "stall_timeout": ("OCTAVO_STALL_TIMEOUT", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
 }
 """By option; the first that is set counts."""
@@ -119,6 +120,7 @@ def option_defaults() -> dict[str, float]:
     OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: seconds, for log_stats_interval_s.
     OCTAVO_IMAGE_FETCH_TIMEOUT, VLLM_IMAGE_FETCH_TIMEOUT: seconds, for media_fetch_timeout.
     OCTAVO_VIDEO_FETCH_TIMEOUT, VLLM_VIDEO_FETCH_TIMEOUT: seconds, for video_fetch_timeout.
+    OCTAVO_AUDIO_FETCH_TIMEOUT, VLLM_AUDIO_FETCH_TIMEOUT: seconds, for audio_fetch_timeout.
     OCTAVO_STALL_TIMEOUT, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: seconds, for stall_timeout.
     """
     found = {option: _number(*names) for option, names in _OPTIONS.items()}

@@ -44,6 +44,7 @@ class MediaConfig(metaclass=Concern):
     max_video_seconds: float = option(600.0, "Longest video; longer ones are refused.")
     max_video_frames: int = option(768, "Most frames that are taken of a video.")
     video_fetch_timeout: float = option(30.0, "Seconds that fetching a video may take.")
+    audio_fetch_timeout: float = option(10.0, "Seconds that fetching a sound may take.")
     media_decode_timeout: float = option(30.0, "Seconds that decoding and resizing an image may take.")
     max_media_bytes: int = option(64 * 2**20, "Largest file of an image, as it is stored.")
     max_image_pixels: int = option(178_956_970, "Most pixels of an image; larger ones are not decoded.")

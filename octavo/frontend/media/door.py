@@ -37,17 +37,10 @@ class MediaDoor:
 
     def __init__(self, config: MediaConfig, modality: str = "image") -> None:
         self._config, self._name = config, f"{modality}_url"
-        self._most, self._option, self._timeout_s = (
-            config.max_media_bytes,
-            "max_media_bytes",
-            config.media_fetch_timeout,
-        )
-        if modality == "video":
-            self._most, self._option, self._timeout_s = (
-                config.max_video_bytes,
-                "max_video_bytes",
-                config.video_fetch_timeout,
-            )
+        self._option = "max_video_bytes" if modality == "video" else "max_media_bytes"
+        self._most: int = getattr(config, self._option)
+        timeouts_s = {"video": config.video_fetch_timeout, "audio": config.audio_fetch_timeout}
+        self._timeout_s = timeouts_s.get(modality, config.media_fetch_timeout)
         self._folder = Path(config.allowed_local_media_path) if config.allowed_local_media_path else None
 
     def fetch(self, url: str) -> bytes:

@@ -189,10 +189,12 @@ def test_the_environment_decides_what_the_user_does_not(model, monkeypatch):
     monkeypatch.setenv("OCTAVO_STALL_TIMEOUT", "40")
     monkeypatch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", "7")
     monkeypatch.setenv("VLLM_VIDEO_FETCH_TIMEOUT", "70")
+    monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "17")
     config = resolve(EngineArgs(model=model(), device="cpu"))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (3.5, 2 << 30)
     assert config.front.stall_timeout == 40
-    assert (config.media.media_fetch_timeout, config.media.video_fetch_timeout) == (7, 70)
+    media = config.media
+    assert (media.media_fetch_timeout, media.video_fetch_timeout, media.audio_fetch_timeout) == (7, 70, 17)
     config = resolve(EngineArgs(model=model(), device="cpu", log_stats_interval_s=1, kv_cache_memory_bytes=9))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (1, 9)
     assert (
