@@ -122,6 +122,8 @@ class Retention(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """0 … 99; where not all can stay, the least goes first."""
     is_firm: bool = False
     """Made by an operator: it goes after all that requests left behind."""
+    num_tokens: int | None = None
+    """Of the prompt, from its beginning; None = all."""
 
 
 class KVSource(msgspec.Struct, array_like=True, gc=False, frozen=True):

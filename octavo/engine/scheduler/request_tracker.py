@@ -127,7 +127,9 @@ class RequestTracker:
             self._release(request)
         retention = request.sharing.retention
         if retention is not None and request.finish_reason is not FinishReason.ERROR:
-            self.pins.keep(request.chain, request.token_ids[: request.num_prompt_tokens], retention)
+            length = request.num_prompt_tokens
+            length = length if retention.num_tokens is None else min(length, retention.num_tokens)
+            self.pins.keep(request.chain, request.token_ids[:length], retention)
 
     def _release(self, request: Request) -> None:
         """Give back blocks and slot; what is known and sound stays findable in the prefix map."""

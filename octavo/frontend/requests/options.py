@@ -82,6 +82,8 @@ class RequestKeywords(TypedDict, total=False):
     """Seconds that the prompt stays in the prefix cache after its last use (prefix_pin_share)."""
     prefix_priority: int | None
     """0 … 99: where not all such prompts can stay, the least goes first. Alone: retention_s is 300."""
+    retention_tokens: int | None
+    """How much of the prompt stays, from its beginning; None = all. Only beside one of the two before."""
     data_parallel_rank: int | None
     """The replica that is to serve it; None = the one that can begin first."""
     kv_transfer_params: Mapping[str, Any] | None
@@ -149,7 +151,9 @@ class RequestOptions:
             tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
             trace_headers=keywords.get("trace_headers") or {},
             data_parallel_rank=keywords.get("data_parallel_rank"),
-            retention=read_retention(keywords.get("retention_s"), keywords.get("prefix_priority")),
+            retention=read_retention(
+                keywords.get("retention_s"), keywords.get("prefix_priority"), keywords.get("retention_tokens")
+            ),
             mm_processor_kwargs=keywords.get("mm_processor_kwargs") or {},
             kv_transfer_params=keywords.get("kv_transfer_params") or {},
         )
@@ -179,8 +183,12 @@ class RequestOptions:
             raise RequestError(text, "data_parallel_rank")
 
 
-def read_retention(seconds: object, priority: object) -> Retention | None:
-    """Return what the two keywords ask for; None for nothing. Raises RequestError."""
+def read_retention(seconds: object, priority: object, num_tokens: object = None) -> Retention | None:
+    """Return what the keywords ask for; None for nothing. Raises RequestError."""
+    if num_tokens is not None and (type(num_tokens) is not int or num_tokens < 0):
+        raise RequestError(
+            f"retention_tokens must be a whole number of tokens, got {num_tokens!r}.", "retention_tokens"
+        )
     if seconds is None and priority is None:
         return None
     seconds = DEFAULT_RETENTION_S if seconds is None else read.number(seconds, "retention_s")
@@ -191,7 +199,7 @@ def read_retention(seconds: object, priority: object) -> Retention | None:
         raise RequestError(
             f"prefix_priority must be a whole number from 0 to 99, got {priority!r}.", "prefix_priority"
         )
-    return Retention(float(seconds), priority)
+    return Retention(float(seconds), priority, num_tokens=num_tokens)
 
 
 def _max_drafts(given: object) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from octavo.base.errors import RequestError
 from octavo.serving.anthropic.protocol import (
@@ -63,8 +64,27 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     return request
 
 
+def kept_messages(body: CountTokensRequest) -> list[dict[str, Any]] | None:
+    """The conversation up to its last breakpoint; None if there is none, or one for the whole."""
+    if body.cache_control is not None:
+        return None
+    for number, turn in reversed(list(enumerate(body.messages))):
+        places = [i for i, block in enumerate(turn.content) if _is_breakpoint(block)]
+        if places:
+            last = structs.replace(turn, content=turn.content[: places[-1] + 1])
+            return list(_messages(structs.replace(body, messages=[*body.messages[:number], last])))
+    if any(map(_is_breakpoint, body.system or ())) or any(tool.cache_control for tool in body.tools or ()):
+        # Templates ask for somebody who speaks.
+        return list(_messages(structs.replace(body, messages=[Turn("user", "")])))
+    return None
+
+
+def _is_breakpoint(block: object) -> bool:
+    return isinstance(block, dict) and bool(block.get("cache_control"))
+
+
 def _retention_s(body: CountTokensRequest) -> float | None:
-    """The longest time that a breakpoint asks for; the whole prompt is kept."""
+    """The longest time that a breakpoint asks for."""
     contents = [body.system, *(message.content for message in body.messages)]
     blocks = [block for content in contents if isinstance(content, list) for block in content]
     given: list[object] = [block["cache_control"] for block in blocks if block.get("cache_control")]

@@ -8,16 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.serving.anthropic.answers import Message, MessageError, MessageErrorDetail, TokenCount
-from octavo.serving.anthropic.conversation import chat_request
+from octavo.serving.anthropic.conversation import chat_request, kept_messages
 from octavo.serving.anthropic.message_answer import MessageAnswer
 from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import http_error, message_of
 from octavo.serving.openai.answers import json_response
-from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.tools import ToolUse
-from octavo.serving.openai.turn import render_options, turn_events
+from octavo.serving.openai.turn import TurnEvent, render_options, turn_events
 from octavo.serving.registry import Route
 from octavo.serving.streaming import EventStream, leaving, named_event, unless_gone
 
@@ -41,9 +40,10 @@ async def create_message(request: Request) -> Response:
     asked = chat_request(body)
     if not caller.engine.chat.reasoning_parser:
         asked.thinking_token_budget = None  # a model that does not think keeps to any budget
+    turn = turn_events(caller, asked, kept=kept_messages(body))
     if body.stream:
-        return MessageStream(_events(caller, asked, answer), caller.config)
-    await unless_gone(leaving(request.receive), _finish(caller, asked, answer))
+        return MessageStream(_events(turn, answer), caller.config)
+    await unless_gone(leaving(request.receive), _finish(turn, answer))
     return json_response(answer.message)
 
 
@@ -60,16 +60,18 @@ async def count_tokens(request: Request) -> Response:
     return json_response(number)
 
 
-async def _events(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> AsyncGenerator[bytes, None]:
-    async with aclosing(turn_events(caller, asked)) as turn:
-        async for event in turn:
+async def _events(
+    turn: AsyncGenerator[TurnEvent, None], answer: MessageAnswer
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(turn) as events:
+        async for event in events:
             if data := b"".join(map(named_event, answer.take(event))):
                 yield data
 
 
-async def _finish(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> None:
-    async with aclosing(turn_events(caller, asked)) as turn:
-        async for event in turn:
+async def _finish(turn: AsyncGenerator[TurnEvent, None], answer: MessageAnswer) -> None:
+    async with aclosing(turn) as events:
+        async for event in events:
             for _ in answer.take(event):
                 pass  # told to nobody
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from octavo.base.errors import RequestError
 from octavo.frontend.admission.admission import Ticket
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.prompts import PromptType
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
@@ -37,6 +39,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
+    kept: Sequence[Mapping[str, Any]] | None = None
+    """The part that is to stay in the prefix cache; None = all, if retention_s asks for any."""
 
 
 class ChunkedAnswer(Protocol):
@@ -157,6 +161,7 @@ class Generation:
     async def _one(self, index: int, ticket: Ticket) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request, caller = self.request, self.caller
         prompt = await self._rendered(self.prompts[index])
+        kept = await self._num_kept(self.prompts[index], prompt)
         outputs = caller.engine.generate(
             prompt,
             self.params,
@@ -168,6 +173,7 @@ class Generation:
             deadline_s=request.deadline_s,
             retention_s=request.retention_s,
             prefix_priority=request.prefix_priority,
+            retention_tokens=kept,
             speculative=request.speculative,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
             mm_processor_kwargs=_processor_kwargs(request),
@@ -185,6 +191,22 @@ class Generation:
         if isinstance(prompt, Conversation):
             prompt = await self.caller.engine.render(prompt.messages, **prompt.options)
         return self.caller.salted(prompt, self.request.cache_salt)
+
+    async def _num_kept(self, source: PromptType | Conversation, prompt: Any) -> int | None:
+        """How many tokens of the prompt its conversation's `kept` part has in common with it; None = all."""
+        if not isinstance(source, Conversation) or source.kept is None or "prompt" not in prompt:
+            return None
+        engine = self.caller.engine
+        options = {**source.options, "add_generation_prompt": False, "continue_final_message": False}
+        try:
+            part: Any = await engine.render(source.kept, **options)
+        except RequestError:
+            return None  # the template asks for more messages
+        tokenizer = await engine.get_tokenizer()
+        assert tokenizer is not None
+        return await engine.off_loop(
+            partial(_num_common, tokenizer, part.get("prompt", ""), prompt["prompt"])
+        )
 
     async def _in_turns(self, tickets: list[Ticket]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """One task per ticket takes prompt after prompt; what they bring meets in a queue of one."""
@@ -250,3 +272,10 @@ def _processor_kwargs(request: SamplingFields) -> dict[str, Any]:
     if not isinstance(request, ChatRequest):
         return {}
     return (request.media_io_kwargs or {}).get("video", {}) | (request.mm_processor_kwargs or {})
+
+
+def _num_common(tokenizer: Tokenizer, part: str, whole: str) -> int:
+    """Return the number of tokens of the beginning that two texts have in common."""
+    pairs = enumerate(zip(part, whole, strict=False))
+    length = next((place for place, (a, b) in pairs if a != b), min(len(part), len(whole)))
+    return len(tokenizer.encode(whole[:length], add_special_tokens=False))

@@ -97,10 +97,11 @@ def prepare_turn(
     body: ChatRequest,
     conversations: Sequence[Sequence[Message]],
     request_type: RequestType = "chat_completions",
+    kept: Sequence[Message] | None = None,
 ) -> tuple[Generation, Turn]:
     """The engine's work for the conversations of a checked body, and the reader of what it brings.
 
-    request_type: a label of metrics.
+    request_type: a label of metrics; kept: of each, as in Conversation.
 
     Nothing is started yet. Raises RequestError.
     """
@@ -109,7 +110,7 @@ def prepare_turn(
     if use.mode in ("required", "named"):
         body = structs.replace(body, response_format=None)  # it is for texts, and there will be none
     options = render_options(caller, body) | {"tools": use.described()}
-    prompts = [Conversation(messages, options) for messages in conversations]
+    prompts = [Conversation(messages, options, kept) for messages in conversations]
     generation = Generation.of(caller, body, TURN, prompts, add_special_tokens=False)
     generation = replace(generation, params=use.constrained(generation.params, caller.engine.chat))
     note = partial(caller.engine.metrics.note_tool_parsing, request_type, bool(body.stream))
@@ -168,14 +169,17 @@ TurnEvent = TurnStart | Event | TextLogprobs | TurnEnd
 
 
 async def turn_events(
-    caller: Caller, body: ChatRequest, request_type: RequestType = "other"
+    caller: Caller,
+    body: ChatRequest,
+    request_type: RequestType = "other",
+    kept: Sequence[Message] | None = None,
 ) -> AsyncGenerator[TurnEvent, None]:
-    """The one answer to the body's conversation; close it to abort.
+    """The one answer to the body's conversation, of which `kept` stays in the cache; close it to abort.
 
     Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
     """
     body = structs.replace(body, stream=True)
-    generation, turn = prepare_turn(caller, body, [body.messages], request_type)
+    generation, turn = prepare_turn(caller, body, [body.messages], request_type, kept)
     logprobs: list[TokenLogprob] = []
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:

@@ -15,6 +15,8 @@ PROMPT = "a prompt that is long enough to fill some blocks of the cache"
 NUM_CACHED = len(PROMPT) // 4 * 4
 NUM_BLOCKS = 128
 """Of 4 tokens each."""
+MARK = {"type": "ephemeral"}
+SAID = {"type": "text", "text": "u" * 80}
 
 
 @pytest.fixture
@@ -95,6 +97,23 @@ async def test_pins_of_an_operator(server):
     assert (await server.client.delete(f"{PINS}/{made['id']}")).status_code == 404
     await flood(server)
     assert await ask(server) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "least", "most"),
+    [
+        ({"system": [{"type": "text", "text": "s" * 60, "cache_control": MARK}]}, 56, 88),
+        ({"messages": [{"role": "user", "content": [SAID | {"cache_control": MARK}, SAID]}]}, 76, 104),
+        ({"cache_control": MARK}, 156, 200),
+    ],
+    ids=["system", "the user's first block", "all"],
+)
+async def test_what_stands_before_the_last_breakpoint_stays(server, fields, least, most):
+    body = {"messages": [{"role": "user", "content": [SAID, SAID]}], "max_tokens": 1, **fields}
+    answer = await server.client.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    pins = (await server.client.get(PINS)).json()["pins"]
+    assert least <= sum(pin["num_tokens"] for pin in pins) <= most, pins
 
 
 async def test_a_pin_over_the_budget_is_refused_and_nothing_waits(server):
