@@ -29,7 +29,7 @@ def install() -> None:
 def load_all() -> None:
     """Execute what still waits, as `import torch` would have."""
     for module in _waiting:
-        module.execute()
+        _LateModule.execute(module)  # one that has been used is no _LateModule any more
     _waiting.clear()
 
 
