@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 from octavo.base import log
 from octavo.base.errors import OctavoError, did_you_mean
-from octavo.base.registry import load_object
 from octavo.cli import help_page
 from octavo.cli.parser import Parser
 from octavo.version import __version__
 
 _INTERRUPTED = 130
-_LATE_MODULES = "octavo.runtime.late_modules:install"
 
 
 class Command(NamedTuple):
@@ -63,9 +61,7 @@ _MOST_WORDS = max(len(name.split()) for name in COMMANDS)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return the exit status."""
-    if argv is None:  # a process of octavo's own
-        load_object(_LATE_MODULES)()
-        argv = sys.argv[1:]
+    argv = sys.argv[1:] if argv is None else argv
     if not (name := command_of(argv)):
         return _top_level(argv)
     try:

@@ -19,7 +19,7 @@ from types import FrameType
 from octavo.base import faults, log
 from octavo.base.errors import ConfigError, EngineDead, OctavoError
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
-from octavo.base.registry import load_object, load_plugins
+from octavo.base.registry import load_plugins
 from octavo.base.transport import BadFrame, Mailbox, Receiver
 from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
@@ -42,7 +42,6 @@ from octavo.messages.control import (
 from octavo.messages.request import EngineRequest
 
 logger = log.get_logger("octavo.engine.process")  # __name__ is __main__ here
-_LATE_MODULES = "octavo.runtime.late_modules:install"
 _MAX_INBOX = 10_000
 """Messages decoded and not yet obeyed; more stay in the pipe, whose senders learn that it is full."""
 
@@ -204,7 +203,6 @@ def main(arguments: list[str]) -> int:
     log.setup("engine0")
     log.go_to_background()
     tell_stacks_when_asked()
-    load_object(_LATE_MODULES)()
     process = CoreProcess(mailbox, int(life))
     end_with_threads(process.fail)
     # Ctrl-C reaches every process of the terminal: the front decides what it means.

@@ -1,15 +1,12 @@
 """A snapshot is a model's name: the same tokens from mapped weights, or a reason why not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from octavo import BadCheckpoint, ConfigError, SamplingParams
 from octavo.cli.main import main
 from octavo.config import EngineArgs, resolve
-from octavo.runtime.late_modules import _LATE
 from tests.tiny_models import make_oracle, save, tiny_config
 
 PROMPTS = [[i + 1] * (20 + i) for i in range(3)]
@@ -119,29 +116,3 @@ def test_updates_of_weights_go_on_from_a_snapshot(folder, make_llm, tmp_path):
     assert tokens(llm) == expected != before
     llm.update_weights_from_disk(str(folder))
     assert tokens(llm) == before
-
-
-LOOK = """
-import sys, torch
-print("_LateModule" in {type(sys.modules.get(name)).__name__ for name in NAMES})
-"""
-ASK = """
-torch.distributions.Normal(0, 1).sample()
-import torch.export
-torch.export.export
-shape = torch.empty(3, 4, device="meta").matmul(torch.empty(4, 5, device="meta")).shape
-assert shape == (3, 5)
-"""
-
-
-def test_parts_of_torch_wait_in_octavos_own_processes():
-    """And only there; they are whole once somebody asks."""
-    install = "from octavo.runtime import late_modules\nlate_modules.install()"
-    for first, then, waits in (
-        ("import octavo; octavo.LLM", "", False),
-        (install, "late_modules.load_all()", True),
-    ):
-        program = "\n".join([f"NAMES = {sorted(_LATE)!r}", first, LOOK, then, ASK])
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout.strip() == str(waits)

@@ -19,7 +19,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
-from octavo.runtime import late_modules
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.dummy import random_tensor
 from octavo.runtime.loader.host_weights import wants_host_weights
@@ -43,7 +42,6 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     _check_options(config, cls, parallel)
     hf_config = _make_config(cls, config)
     _check_kind(config, cls, hf_config)
-    late_modules.load_all()
     torch.set_num_threads(config.parallel.cpu_threads)  # products will be torch's own
     hf = _fill(cls, hf_config, config, platform)
     link = probe(hf)

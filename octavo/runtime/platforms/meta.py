@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from octavo.runtime import late_modules
 from octavo.runtime.dispatch_mode import DispatchMode
 from octavo.runtime.kernels.shapes import shape_table
 from octavo.runtime.platforms.platform import Platform
@@ -22,7 +21,6 @@ class MetaPlatform(Platform):
 
     def __init__(self, compute_dtype: torch.dtype) -> None:
         """Stand in for a device. compute_dtype: of activations"""
-        late_modules.load_all()
         super().__init__(torch.device("meta"), shape_table(compute_dtype))
         self._compute_dtype = compute_dtype
 

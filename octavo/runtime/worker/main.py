@@ -32,7 +32,6 @@ from octavo.messages.worker import (
     WorkerReply,
     rank_pipe,
 )
-from octavo.runtime import late_modules
 
 logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
@@ -151,7 +150,6 @@ def main(arguments: list[str]) -> int:
     log.setup(f"worker{rank}")
     tell_stacks_when_asked()
     end_with_threads(_end_at_once)
-    late_modules.install()
     return Rank(mailbox, int(rank), worker_class).run()
 
 
