@@ -14,5 +14,5 @@ with LLM() as llm:
     for metric in llm.get_metrics():
         if isinstance(metric, Counter):
             print(f"{metric.name}: {metric.value}")
-        elif isinstance(metric, Histogram):
+        elif isinstance(metric, Histogram) and metric.count:
             print(f"{metric.name}: {metric.count} observations, mean {metric.sum / metric.count:.3g}")
