@@ -100,7 +100,7 @@ def test_requests_by_curl_are_answered(server):
 
 def is_verb(url):
     """Whether it is an operator's, which a server without keys has not, or one of several models."""
-    verbs = "/is_paused", "/is_sleeping", "/get_weight_version", "/server_info", "/models/sse"
+    verbs = "/is_paused", "/is_sleeping", "/get_weight_version", "/weight_info", "/server_info", "/models/sse"
     changes = "/update_weights_from_disk", "load_lora_adapter", "/v1/prefix_cache/pins"
     return url.endswith((*verbs, *changes))
 

@@ -146,7 +146,7 @@ def run_with_ray(script, *arguments):
 
 def test_ranks_that_ray_places(tiny_llama):
     """The tokens are one device's; nothing is left in the cluster; too many ranks are refused."""
-    printed = run_with_ray(ROOT / "tests/scripts/ray_ranks.py", tiny_llama)
+    printed = run_with_ray(ROOT / "tests/ray_ranks.py", tiny_llama)
     assert "equal: True\ngroups left: 0\n" in printed
     assert "The number of required CPUs (6) exceeds the total number of available CPUs in the Ray" in printed
 

@@ -116,7 +116,7 @@ from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.unquantized import DenseLinear, Unquantized
 
 Unquantized.linear = lambda self, name: DenseLinear(self.storage)
-CPUPlatform.__init__ = lambda self, device, threads: Platform.__init__(self, device, cuda_table())
+CPUPlatform.__init__ = lambda self, device, threads, snapshot: Platform.__init__(self, device, cuda_table())
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work
