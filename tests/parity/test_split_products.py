@@ -34,7 +34,7 @@ def test_only_norms_that_add_get_partial_sums(tmp_path, monkeypatch, architectur
     table = ref_table()
     linear = replace(table.linear, split_product=SplitProduct(in_thirds, norm))
     table = replace(table, linear=linear)
-    monkeypatch.setattr(cpu, "cpu_table", lambda threads: table)
+    monkeypatch.setattr(cpu, "cpu_table", lambda threads, snapshot: table)
     monkeypatch.setattr(unquantized, "WidenedLinear", unquantized.DenseLinear)  # as on a GPU
     oracle = make_oracle(tiny_config(architecture))
     prompts = make_prompts(oracle.config.vocab_size)
