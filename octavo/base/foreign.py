@@ -37,7 +37,7 @@ def _refused(text: str, *neutral: Any) -> Foreign:
 
 
 TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
-_TEXT_ONLY = "octavo serves text only, and reads images"
+_TEXT_ONLY = "octavo writes text only"
 NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
 
 FIELDS: dict[str, Foreign] = {

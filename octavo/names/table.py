@@ -73,7 +73,7 @@ HOMES = TOP | _by_name(
 """By name: "package.module:attribute"."""
 
 _REASONS = {
-    "octavo serves text only: no image, video or audio can be in a prompt.": """
+    "octavo reads media itself: give them as multi_modal_data or as parts of messages.": """
         ImageAsset AudioAsset VideoAsset MultiModalDataDict MULTIMODAL_REGISTRY MultiModalConfig fetch_image
         fetch_audio fetch_video encode_image_base64 encode_audio_base64 encode_video_base64 convert_image_mode
         ExplicitEncoderDecoderPrompt zip_enc_dec_prompts""",

@@ -21,9 +21,13 @@ def test_executor_class_of_ones_own():
 
 
 def test_unknown_executor():
-    with pytest.raises(ConfigError, match=r"Unknown executor 'ray'\. Known: external_launcher, inproc, mp\."):
+    with pytest.raises(
+        ConfigError, match=r"Unknown executor 'slurm'\. Known: external_launcher, inproc, mp, ray\."
+    ):
         make_executor(process_config("slurm"))
-    with pytest.raises(ConfigError, match=r"distributed_executor_backend='ray' is not one of .*module:Class"):
+    with pytest.raises(
+        ConfigError, match=r"distributed_executor_backend='slurm' is not one of .*module:Class"
+    ):
         resolve(EngineArgs(distributed_executor_backend="slurm"))
 
 
