@@ -45,7 +45,7 @@ def checkers():
     return [
         child
         for child in psutil.Process().children()
-        if "octavo.engine.structured.checker" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "octavo.engine.structured.checker" in child.cmdline()
     ]
 
 
