@@ -12,6 +12,7 @@ from starlette.requests import Request
 from octavo.base.errors import ConfigError
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
+from octavo.serving import form
 from octavo.serving.middleware.keys import KeyCheck
 from octavo.serving.openai import files
 from octavo.serving.store.database import Store
@@ -351,9 +352,8 @@ async def test_tenants_see_their_own(server):
 
 async def test_unfinished_uploads_take_what_has_arrived_of_them(monkeypatch):
     """Stalled ones, however many, keep nobody from uploading; large ones do, but not others."""
-    limits = {"MAX_FILE_BYTES": 200_000, "_IN_MEMORY_BYTES": 100_000}
-    for name, value in limits.items():
-        monkeypatch.setattr(files, name, value)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 200_000)
+    monkeypatch.setattr(form, "_IN_MEMORY_BYTES", 100_000)
     async with served() as server:
         uploads, bodies = server.app.state.uploads, server.app.state.bodies
         begun = [asyncio.Event() for _ in range(12)]
