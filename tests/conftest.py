@@ -60,14 +60,19 @@ def pytest_addoption(parser):
     parser.addoption("--whole-docs", action="store_true", help="run the documentation's slow blocks, too")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
+
+    What waits for a flag (opt_in) is not selected without it.
 
     Files with slow tests come first: a long one at the end would leave the other workers idle.
 
     A machine that is busy with other things can upset the latter. The summary names each that was run again;
     more than MAX_RERUNS of them fail the session.
     """
+    left_out = [item for item in items if not _is_asked_for(item, config)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
@@ -79,6 +84,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(
                 pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU(s), this machine has {num_gpus}")
             )
+
+
+def _is_asked_for(item, config):
+    """Return False for a test whose flag is not given."""
+    marker = item.get_closest_marker("opt_in")
+    if marker is None:
+        return True
+    [flag] = marker.args
+    return config.getoption(flag) if flag.startswith("--") else bool(os.environ.get(flag))
 
 
 def _rerun_tests(config):

@@ -1,6 +1,6 @@
 """`octavo bench serve` and vLLM's own client, at the same time on one octavo server, tell the same.
 
-OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM; without it the test is skipped. Both clients
+OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM; the test is selected by it alone. Both clients
 run at once, so that other work on the machine changes the figures of both alike. The time to a first token
 holds what the client itself takes to send a request, some milliseconds: there, 5 ms are let pass.
 """
@@ -34,7 +34,7 @@ SHARED = [
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON, reason="OCTAVO_VLLM_PYTHON: a Python that has vLLM")
+@pytest.mark.opt_in("OCTAVO_VLLM_PYTHON")
 def test_both_clients_tell_the_same(tmp_path):
     words = shlex.split(LOAD)
     words += ["--tokenizer", str(locate("minilm")), "--model", "m", "--served-model-name", "fake"]

@@ -66,9 +66,8 @@ def test_the_python_of_a_page(page, request, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in PYTHON if is_foreign(block)], ids=str)
-def test_the_python_of_other_clients(block, server, pytestconfig):
-    if not (pytestconfig.getoption("--whole-docs") and CLIENTS.exists()):
-        pytest.skip("--whole-docs runs it, in the environment of clients that make test makes")
+@pytest.mark.opt_in("--whole-docs")
+def test_the_python_of_other_clients(block, server):
     done = subprocess.run(
         [CLIENTS, "-c", block.text.replace(ADDRESS, server.url)],
         capture_output=True,

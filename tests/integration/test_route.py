@@ -3,7 +3,6 @@
 OCTAVO_TEST_ROUTER=1 prints what it adds to a request.
 """
 
-import os
 import signal
 import statistics
 import subprocess
@@ -83,7 +82,7 @@ def test_a_killed_server_is_passed_over():
             assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).status_code == 200
 
 
-@pytest.mark.skipif("OCTAVO_TEST_ROUTER" not in os.environ, reason="a measurement")
+@pytest.mark.opt_in("OCTAVO_TEST_ROUTER")  # a measurement
 def test_what_it_adds(servers):
     def median_ms(client, url):
         times = []

@@ -1,7 +1,6 @@
 """The tuner measures the default model; the memory optimizer says what `octavo plan` says."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -39,7 +38,7 @@ def test_the_search_is_that_of_the_command(smollm2_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("OCTAVO_TEST_TUNE"), reason="OCTAVO_TEST_TUNE=1: measures for minutes")
+@pytest.mark.opt_in("OCTAVO_TEST_TUNE")  # measures for minutes
 def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
     space = {"max_num_seqs": [4, 8, 32], "max_num_batched_tokens": [128, 512]}
     file = tmp_path / "space.json"

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +53,7 @@ def test_smollm2_equals_transformers(smollm2, smollm2_oracle):
     assert (smollm2.bos_token, smollm2.eos_token, smollm2.eos_token_id) == ("<|im_start|>", "<|im_end|>", 2)
 
 
-@pytest.mark.skipif("OCTAVO_WHOLE_TOKENIZERS" not in os.environ, reason="its conversion takes a minute")
+@pytest.mark.opt_in("OCTAVO_WHOLE_TOKENIZERS")  # its conversion takes a minute
 def test_gemma3_equals_transformers(gemma3, gemma3_path):
     oracle = transformers_tokenizer(gemma3_path)
     assert_equal_tokenizers(gemma3, oracle)
