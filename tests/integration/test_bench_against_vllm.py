@@ -1,6 +1,6 @@
 """`octavo bench serve` and vLLM's own client, at the same time on one octavo server, tell the same.
 
-OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM; the test is selected by it alone. Both clients
+OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM and selects the test. Both clients
 run at once, so that other work on the machine changes the figures of both alike. The time to a first token
 holds what the client itself takes to send a request, some milliseconds: there, 5 ms are let pass.
 """
