@@ -40,9 +40,7 @@ class BlockServer:
         self._files, self._fingerprint = files, fingerprint
         self._decoder = msgspec.msgpack.Decoder(_Ask)
         self._context = zmq.Context()
-        self._socket = place.open(self._context, zmq.ROUTER)
-        self._socket.curve_secretkey = place.secret
-        self._socket.curve_server = True
+        self._socket = place.server(self._context)
         try:
             self._socket.bind(str(place))
         except zmq.ZMQError as error:
@@ -92,9 +90,7 @@ class BlockClient:
     def __init__(self, place: Place, fingerprint: bytes) -> None:
         self._place, self._fingerprint = place, fingerprint
         self._context = zmq.Context()
-        self._socket = place.open(self._context, zmq.DEALER)
-        self._socket.curve_serverkey = zmq.curve_public(place.secret)
-        self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._socket = place.client(self._context)
         self._socket.connect(str(place))
 
     def read(self, names: Sequence[BlockName], num_bytes: int, patience_s: float) -> list[bytes]:

@@ -77,8 +77,22 @@ class Place:
                 return str(name)
         return "lo"  # 127.0.0.2 and the like belong to it without being listed
 
-    def open(self, context: Any, kind: int) -> Any:
-        """Return a socket that beats; the caller enters the keys."""
+    def server(self, context: Any) -> Any:
+        """Return the socket of the hub's end, not bound yet."""
+        made = self._socket(context, zmq.ROUTER)
+        made.curve_secretkey = self.secret
+        made.curve_server = True
+        return made
+
+    def client(self, context: Any) -> Any:
+        """Return a socket of the other end, not connected yet."""
+        made = self._socket(context, zmq.DEALER)
+        made.curve_serverkey = zmq.curve_public(self.secret)
+        made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
+        return made
+
+    def _socket(self, context: Any, kind: int) -> Any:
+        """Return a socket that beats, without keys."""
         made = context.socket(kind)
         made.setsockopt(zmq.IPV6, 1)
         made.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -118,9 +132,7 @@ class Hub:
         self._connections: dict[int, int] = {}
         """The numbers of peers by file descriptor."""
         self._context = zmq.Context()
-        self._peers = place.open(self._context, zmq.ROUTER)
-        self._peers.curve_secretkey = place.secret
-        self._peers.curve_server = True
+        self._peers = place.server(self._context)
         self._events = self._peers.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             self._peers.bind(str(place))
@@ -185,9 +197,7 @@ class Spoke:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._context = zmq.Context()
-        self._hub = place.open(self._context, zmq.DEALER)
-        self._hub.curve_serverkey = zmq.curve_public(place.secret)
-        self._hub.curve_publickey, self._hub.curve_secretkey = zmq.curve_keypair()
+        self._hub = place.client(self._context)
         self._events = self._hub.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
         self._hub.connect(str(place))
 
