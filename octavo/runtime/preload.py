@@ -7,6 +7,7 @@ under the thread that sets it up.
 """
 
 import ctypes
+import importlib.metadata  # noqa: F401 - needs a library, too, and would have to wait for the loader's lock
 import os
 import sys
 import threading
