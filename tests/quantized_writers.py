@@ -177,6 +177,28 @@ def torchao(weight, writer) -> Written:
     return Written({names[name]: tensor for name, tensor in tensors.items()}, matrix)
 
 
+def torchao_int4(weight, group=32, high_first=False) -> Written:
+    """As mslk's int4_row_quantize_zp and pack_int4, which Int4Tensor calls.
+
+    Zero points are a number of codes in float16 to kernels: the matrix has them so.
+    """
+    n, k = weight.shape
+    parts = weight.reshape(n, -1, group)
+    low, high = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
+    scales = ((high - low).clamp(min=1e-6) / 15).bfloat16().float()
+    zeros = (low + 8 * scales).bfloat16().float()
+    codes = ((parts - zeros) / scales).round().clamp(-8, 7)
+    in_codes = (zeros / scales - 8).half().double() + 8
+    assert ((in_codes - zeros.double() / scales.double()).abs() <= 2**-8).all()
+    matrix = ((codes.double() + in_codes) * scales.double()).view(n, k)
+    nibbles = codes.to(torch.int8).view(n, k) & 15
+    first, second = nibbles[:, 0::2], nibbles[:, 1::2]
+    packed = second | first << 4 if high_first else first | second << 4
+    shared = {"_weight_scale": scales, "_weight_zero_point": zeros}
+    tensors = {name: table.squeeze(-1).t().contiguous().bfloat16() for name, table in shared.items()}
+    return Written({"_weight_qdata": packed} | tensors, matrix)
+
+
 def nvfp4(weight, modelopt=False, factor_shift=0) -> Written:
     """By compressed-tensors: factors are stored times the matrix's own number; ModelOpt: it divides them."""
     n, k = weight.shape

@@ -6,8 +6,10 @@ cache, memory bandwidth, arithmetic, or the host, with the figures.
 
 import argparse
 import asyncio
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -87,7 +89,10 @@ def examine(model: str) -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (_packages, _compiler, _kernels, _memory, _gpu)
     for check in checks:
         yield check()
-    yield _model(model)
+    found = _model(model)
+    yield found
+    if not found.advice:
+        yield _weights(found.found)
 
 
 def _packages() -> Finding:
@@ -135,3 +140,19 @@ def _model(model: str) -> Finding:
     if model in hub.BUILT_IN and not hub.is_sound(model, path):
         return Finding("model", f"{path} is damaged", f"remove it, then octavo pull {model}")
     return Finding("model", str(path))
+
+
+def _weights(path: str) -> Finding:
+    """Plan the model in a process of its own: what its matrices are stored as, or why it cannot be loaded."""
+    command = [sys.executable, "-m", "octavo", "plan", path, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        return Finding("weights", "cannot be loaded", reason.removeprefix("octavo: error: "))
+    plan = json.loads(done.stdout)
+    kinds: Counter[str] = Counter()
+    for matrix, count in plan["matrices"].items():
+        kinds[matrix.partition(" ")[0]] += count
+    stored = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or plan["dtype"]
+    found = f"{machine.in_gib(plan['weight_bytes'])}, {stored}; room for {plan['num_tokens']} tokens"
+    return Finding("weights", found, plan["problem"])

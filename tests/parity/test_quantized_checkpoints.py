@@ -151,6 +151,10 @@ FORMATS = {
         torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[{"_type": "PerRow"}] * 2),
         partial(writers.torchao, writer=writers.fp8),
     ),
+    "torchao-int4": (
+        torchao("Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
+        writers.torchao_int4,
+    ),
     "nf4": (NF4, writers.bnb4),
     "nf4-nested": (NF4 | {"bnb_4bit_use_double_quant": True}, partial(writers.bnb4, nested=True)),
     "fp4": (NF4 | {"bnb_4bit_quant_type": "fp4"}, partial(writers.bnb4, kind="fp4")),
@@ -262,6 +266,7 @@ TWINS = {
     "e8m0 off by one": ("mxfp4", "e8m0"),
     "NVFP4's number inverted": ("nvfp4", "inverse"),
     "HQQ's halves swapped": ("hqq-4-64", "hqq"),
+    "TorchAO's halves swapped": ("torchao-int4", "high first"),
 }
 
 
@@ -274,6 +279,8 @@ def test_one_broken_rule_shows(tmp_path, twin):
         writer = partial(writers.awq, columns=range(8))
     if how == "hqq":
         writer = partial(writers.hqq, order=(0, 1))
+    if how == "high first":
+        writer = partial(writers.torchao_int4, high_first=True)
     if how == "e8m0":
         writer = partial(writers.mxfp4, shift=1)
     folder, oracle = make(tmp_path, config, writer)
@@ -295,7 +302,16 @@ def edit_all(folder, suffix, edit) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq-act-order", "gptq-8-32", "awq-64", "pack-4-asymmetric", "float-block", "nf4-nested"]
+    "name",
+    [
+        "gptq-act-order",
+        "gptq-8-32",
+        "awq-64",
+        "pack-4-asymmetric",
+        "float-block",
+        "nf4-nested",
+        "torchao-int4",
+    ],
 )
 def test_ranks_keep_their_part(tmp_path, name):
     """Two ranks' outputs side by side, their inputs' products added up: the whole matrix."""

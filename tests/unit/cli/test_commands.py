@@ -1,4 +1,5 @@
 import io
+import json
 import subprocess
 import sys
 
@@ -233,6 +234,16 @@ def test_machine_facts():
     assert machine.first_lines([sys.executable, "-c", "raise SystemExit(3)"], 1) == []
 
 
+PLANNED = json.dumps(
+    {
+        "weight_bytes": 1 << 30,
+        "matrices": {"U4 64x64": 2, "U4 64x128": 1, "Q8_0 9x64": 1},
+        "num_tokens": 99,
+        "problem": "",
+    }
+)
+
+
 def _doctor(monkeypatch, **changes):
     answers = {
         "package_versions": {"torch": "2.13"},
@@ -243,8 +254,11 @@ def _doctor(monkeypatch, **changes):
     for name, value in answers.items():
         monkeypatch.setattr(machine, name, lambda value=value: value)
     built = "/cache/kernels.so\n" if machine.compiler() else ""
-    kernels = subprocess.CompletedProcess([], 0, built, "")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: kernels)
+
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, 0, PLANNED if "plan" in command else built, "")
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
     monkeypatch.setattr(env, "kernels_disabled", lambda: False)
 
 
@@ -254,6 +268,7 @@ def test_doctor_on_a_healthy_machine(monkeypatch, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "!!" not in out
     assert f"model     {tmp_path}" in out
+    assert "weights   1.0 GiB, 3 x U4, 1 x Q8_0; room for 99 tokens" in out
     assert "kernels   /cache/kernels.so" in out
 
 
@@ -278,6 +293,12 @@ def test_doctor_wants_no_compiler_where_kernels_came_built(monkeypatch, capsys, 
     monkeypatch.setattr(machine, "compiler", lambda: "")
     assert main(["doctor", "--model", str(tmp_path)]) == 0
     assert "g++ not found" in capsys.readouterr().out
+
+
+def test_doctor_says_why_weights_cannot_be_loaded(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["UnknownModel"]}')
+    assert main(["doctor", "--model", str(tmp_path)]) == 1
+    assert "cannot be loaded" in capsys.readouterr().out
 
 
 def test_doctor_misses_models(monkeypatch, capsys):
