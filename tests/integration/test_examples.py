@@ -45,6 +45,7 @@ PROMISES = {
     "new_weights": [r"default: \[\d+.*\]\nstep 0: \[\d+.*\]\nstep 1: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],
     "run_batch": [r"'The capital of France is' -> ' Paris", "exit status 0"],
+    "quantize": [r"model.gguf: 211 matrices Q8_0\n", r"1\d\d MiB: The capital of France is' Paris"],
     "embeddings": [r"384 numbers", r"\n0\.\d+ Plants make sugar.*\n"],
     "speculative_decoding": [r"the same tokens: True; [1-9]\d* of \d+ guesses were right"],
     "server/chat": [r"assistant: .*Paris.*\nassistant: .+\n\d+ tokens in, \d+ out"],
