@@ -33,7 +33,15 @@ COLBERTS = {
     "ColBERTModernBertModel": "ModernBertModel",
 }
 """Late interaction: one vector per token, behind a projection."""
+_COLQWEN_FORMS = {
+    "text_form": "Query: {}" + "<|endoftext|>" * 10 + "\n",
+    "image_form": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|>"
+    "<|endoftext|>",
+}
 _BGE_M3 = "BgeM3EmbeddingModel"
+_COLQWEN = "ColQwen2ForRetrieval"
+_CONTRASTIVE = ("CLIPModel", "SiglipModel")
+"""Of texts and pictures, whose vectors are one space."""
 BIDIRECTIONAL = {"LlamaBidirectionalModel": "LlamaForCausalLM", "GteQwen2Model": "Qwen2ForCausalLM"}
 """Causal families without their mask."""
 _ENDS = re.compile(
@@ -99,6 +107,14 @@ class PoolingConfig:
     embedding_size: int = 0
     enable_chunked_processing: bool = False
     """Longer texts than the model takes are embedded in pieces."""
+    is_contrastive: bool = False
+    """A prompt is a text or a picture, whose encoder makes the vector itself."""
+    padded_to: tuple[int, int] = (0, 0)
+    """So many tokens a text gets at least, by one of this id."""
+    text_form: str = "{}"
+    """How a text was asked in training; {} stands for it."""
+    image_form: str = ""
+    """What stood around an image alone."""
     max_embed_len: int = 0
     """The longest of them, in tokens; 0 = any."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -126,7 +142,8 @@ def read_pooling(
 ) -> PoolingConfig | None:
     """Return how the model pools; None if it generates. Raises ConfigError, Unsupported."""
     found = _ENDS.search(checkpoint.architecture)
-    head = (found["head"] or "") if found else "" if checkpoint.architecture in COLBERTS else "CausalLM"
+    own = (*COLBERTS, _COLQWEN)
+    head = (found["head"] or "") if found else "" if checkpoint.architecture in own else "CausalLM"
     told = ("classifier_from_token", "gguf_pooling_type")
     is_pooling = folder.is_pooling or any(checkpoint.config.get(key) for key in told)
     generates = head == "CausalLM" and not is_pooling
@@ -144,6 +161,8 @@ def read_pooling(
 
 def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> PoolingConfig:
     config, name = checkpoint.text_config, checkpoint.architecture
+    if name in _CONTRASTIVE:
+        return _contrastive(checkpoint, is_clip=name == "CLIPModel")
     encoder = COLBERTS.get(name) or ENCODERS.get(_family(name))
     causal_name = BIDIRECTIONAL.get(name) or _ENDS.sub("ForCausalLM", name)
     sees_all = config.get("use_bidirectional_attention") or config.get("is_causal") is False
@@ -163,7 +182,8 @@ def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> 
         size = checkpoint.vocab_size
         return PoolingConfig(**common, tasks=("embed",), normalize=False, embedding_size=size)
     projections = _projections(checkpoint)
-    is_late = folder.is_multi_vector or name in COLBERTS
+    is_late = folder.is_multi_vector or name in COLBERTS or name == _COLQWEN
+    common |= _COLQWEN_FORMS if name == _COLQWEN else {}
     dimensions = config.get("matryoshka_dimensions")
     size = folder.output_size or checkpoint.embedding_size
     usual = "mean" if sees_all else "cls" if encoder else "lasttoken"
@@ -179,6 +199,22 @@ def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> 
         embedding_size=projections[0].outputs if is_late and projections else size,
         projections=projections,
         skipped_tokens=tuple(find_tokens(checkpoint.path, folder.skipped_words, some=True)),
+    )
+
+
+def _contrastive(checkpoint: Checkpoint, *, is_clip: bool) -> PoolingConfig:
+    """Return how CLIP and SigLIP embed: texts of the latter are as long as those of their training."""
+    config, width = checkpoint.text_config, checkpoint.embedding_size
+    padding = checkpoint.max_position_embeddings, config.get("pad_token_id", 1)
+    size = config["projection_dim"] if is_clip else config.get("projection_size") or width
+    return PoolingConfig(
+        architecture=checkpoint.architecture,
+        is_causal=is_clip,
+        tasks=("embed",),
+        modes=("lasttoken",),
+        embedding_size=size,
+        is_contrastive=True,
+        padded_to=(0, 0) if is_clip else padding,
     )
 
 
@@ -200,6 +236,9 @@ def _projections(checkpoint: Checkpoint) -> tuple[Projection, ...]:
         told = [config.get(key) for key in ("colbert_dim", "dim", "projection_dim")]
         size = next((size for size in told if isinstance(size, int) and 0 < size < 1 << 16), 128)
         return (Projection(task="token_embed", name="linear", outputs=size),)
+    if checkpoint.architecture == _COLQWEN:
+        size = int(checkpoint.config.get("embedding_dim") or 128)
+        return (Projection(task="token_embed", name="embedding_proj_layer", outputs=size, bias=True),)
     if checkpoint.architecture == _BGE_M3:
         size = checkpoint.embedding_size
         vectors = Projection(

@@ -4,6 +4,7 @@ One reservation, one pass of the tokenizer over all texts, and one wake-up for a
 would cost by itself is more than a small model takes to compute it.
 """
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Unpack
@@ -46,6 +47,9 @@ async def _pool(
     parsed: RequestOptions,
     request_id: str,
 ) -> list[RequestOutput]:
+    media = engine.input_processor.media
+    if any(map(media.is_in, prompts)):
+        prompts = await asyncio.gather(*(_read(engine, prompt, parsed) for prompt in prompts))
     seats = min(len(prompts), engine.config.scheduler.max_num_seqs)
     with engine.reserve(seats, max(prompts, key=len, default="")) as ticket:
         prepared = await engine.off_loop(partial(_prepare, engine, prompts, params, parsed, request_id))
@@ -60,6 +64,14 @@ async def _pool(
             for key in keys:
                 engine.streams.pop(key, None)
             engine.core.forget(keys)
+
+
+async def _read(engine: AsyncLLM, prompt: PromptType, options: RequestOptions) -> PromptType:
+    """Return a prompt whose images are read, on threads of their own."""
+    media = engine.input_processor.media
+    if not media.is_in(prompt):
+        return prompt
+    return await engine.off_loop(partial(media.read, prompt, options), is_media=True)
 
 
 def _prepare(

@@ -22,7 +22,7 @@ LLAVA = "LlavaForConditionalGeneration"
 
 @asynccontextmanager
 async def serve(folder, **options):
-    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), max_model_len=512, **options))
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), **{"max_model_len": 512} | options))
     await engine.start()
     app = make_app(engine, ServerConfig(enable_prompt_tokens_details=True))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

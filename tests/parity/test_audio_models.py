@@ -18,6 +18,7 @@ PARAMS = SamplingParams(
     temperature=0, max_tokens=4, logprobs=-1, ignore_eos=True, allowed_token_ids=list(range(3, 100))
 )
 FAMILIES = sorted(CONFIGS)
+OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 
 
 def make_llm(architecture, **options):
@@ -76,7 +77,7 @@ def difference(architecture, requests, outputs):
 
 def test_all_families_are_tried():
     of_text = set(FAMILIES)
-    assert set(AUDIO_PROCESSORS.names()) == of_text | {"WhisperForConditionalGeneration"}
+    assert set(AUDIO_PROCESSORS.names()) == of_text | {"WhisperForConditionalGeneration", OMNI}
     assert of_text <= set(MEDIA_ENCODERS.names())
 
 

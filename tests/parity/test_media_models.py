@@ -17,6 +17,7 @@ from octavo.runtime.models.qwen_vl import by_windows as BY_WINDOWS
 from octavo.runtime.worker.media import read_features
 from octavo.runtime.worker.prepare import token_positions
 from tests import handmade_adapters
+from tests.tiny_image_embedders import CONFIGS as EMBEDDERS
 from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, save
 
 PART, STATE = "octavo.runtime.worker.media.MediaPart", "octavo.runtime.worker.request_state.RequestState"
@@ -29,6 +30,8 @@ PARAMS = SamplingParams(
 )
 FAMILIES = sorted(TINY_MEDIA)
 GEMMA = "Gemma3ForConditionalGeneration"
+OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
+"""Has tests of its own, as the models that embed have."""
 CHUNKS = {"long_prefill_token_threshold": 7}
 
 
@@ -94,8 +97,8 @@ def differences(architecture, requests, outputs, oracle=None):
 
 
 def test_all_families_are_tried():
-    of_images = set(MEDIA_ENCODERS.names()) - set(AUDIO_PROCESSORS.names())
-    assert sorted(PROCESSORS.names()) == sorted(of_images) == FAMILIES
+    of_images = set(MEDIA_ENCODERS.names()) - (set(AUDIO_PROCESSORS.names()) - {OMNI})
+    assert sorted(PROCESSORS.names()) == sorted(of_images) == sorted([*FAMILIES, *EMBEDDERS, OMNI])
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -368,3 +371,57 @@ def test_videos_of_frames_at_half_their_size():
     ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in scores])
     assert (ours - expected[:, : ours.shape[1]]).abs().max() <= TOLERANCE
     assert PROCESSORS.load(architecture).VIDEO_DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "architecture", ["InternVLForConditionalGeneration", "SmolVLMForConditionalGeneration"]
+)
+def test_videos_as_rows_of_images(architecture):
+    """Each frame stands behind its number or its time, and is seen as an image that is not cut."""
+    image, frames = make_images(1)[0], [each.resize((50, 40)) for each in make_images(3, seed=3)]
+    told = {"fps": 2.0, "total_num_frames": 130, "frames_indices": [0, 60, 129]}
+    request = {
+        "prompt_token_ids": [5, VIDEO, 6, IMAGE, 7],
+        "multi_modal_data": {"image": image, "video": [(frames, told)]},
+    }
+    llm = make_llm(architecture)
+    [output] = llm.generate(request, PARAMS, use_tqdm=False)
+    video, still = media_of(llm, request)
+    ids = torch.tensor([[*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]])
+    both = torch.tensor(np.concatenate([video["pixel_values"], still["pixel_values"]]))
+    with torch.inference_mode():
+        given = both[None] if "SmolVLM" in architecture else both
+        expected = oracle_of(architecture)[0](input_ids=ids, pixel_values=given).logits[0, -NUM_TOKENS:]
+    scores = output.outputs[0].logprobs
+    ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in scores])
+    assert (ours - expected[:, : ours.shape[1]]).abs().max() <= TOLERANCE
+    processor = llm.llm_engine.input_processor.media.reader.processor
+    whole = hf_processor(architecture)(frames, return_tensors="np", **UNCUT[architecture])
+    pixels = whole["pixel_values"].reshape(3, 3, 28, 28)
+    np.testing.assert_array_equal(video["pixel_values"], pixels)
+    processor.encode = lambda text: [text]
+    said = "".join(str(part) for part in processor.video_tokens(video)).replace(f"{IMAGE}", "")
+    assert said.replace("<image>", "") == FILMS[architecture]
+
+
+UNCUT = {
+    "InternVLForConditionalGeneration": {"crop_to_patches": False},
+    "SmolVLMForConditionalGeneration": {"do_image_splitting": False},
+}
+_FRAME = "<fake_token_around_image><global-img><fake_token_around_image>"
+FILMS = {
+    "InternVLForConditionalGeneration": "Frame1: <img></img>\nFrame2: <img></img>\nFrame3: <img></img>",
+    "SmolVLMForConditionalGeneration": "You are provided the following series of three frames from a 0:01:05 "
+    f"[H:MM:SS] video.\n\nFrame from 00:00:{_FRAME}\nFrame from 00:30:{_FRAME}\n"
+    f"Frame from 01:04:{_FRAME}\n\n",
+}
+
+
+def test_numbers_in_words():
+    """As num2words writes them."""
+    from octavo.frontend.media.processors.idefics3 import _words
+
+    assert [_words(n) for n in (0, 7, 19, 32, 40, 100, 101, 768, 1000, 1024)] == [
+        *("zero", "seven", "nineteen", "thirty-two", "forty", "one hundred", "one hundred and one"),
+        *("seven hundred and sixty-eight", "one thousand", "one thousand and twenty-four"),
+    ]

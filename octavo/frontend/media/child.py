@@ -16,7 +16,7 @@ from octavo.base.errors import RequestError
 from octavo.frontend.media.audio import AudioLimits, decode_audio
 from octavo.frontend.media.decoding import decode
 from octavo.frontend.media.processors.media import Arrays
-from octavo.frontend.media.registry import processors_of
+from octavo.frontend.media.registry import AUDIO_PROCESSORS, PROCESSORS
 from octavo.frontend.media.video import VideoLimits, decode_video
 from octavo.messages.media import Features
 
@@ -58,8 +58,7 @@ def pack(arrays: Arrays) -> dict[str, Features]:
 
 def answer(question: Question) -> Answer:
     """Decode and prepare."""
-    known, settings = processors_of(question.architecture), question.settings
-    assert known is not None
+    known, settings = (AUDIO_PROCESSORS if question.audio else PROCESSORS), question.settings
     processor = known.load(question.architecture)
     try:
         if question.audio is not None:

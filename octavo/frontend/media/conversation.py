@@ -13,6 +13,7 @@ from octavo.base.errors import RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.media.inputs import MediaURL
 from octavo.frontend.media.registry import MARKERS, processors_of
+from octavo.frontend.requests.prompts import TextPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 
 BREAK = "\N{INVISIBLE SEPARATOR}octavo cuts here\N{INVISIBLE SEPARATOR}"
@@ -21,6 +22,8 @@ _KINDS = {
     "input_image": "image",
     "image_pil": "image",
     "image_embeds": "image",
+    "video_embeds": "video",
+    "audio_embeds": "audio",
     "image": "image",
     "video_url": "video",
     "video": "video",
@@ -45,7 +48,7 @@ class ConversationMedia:
 
 def marker_texts(config: EngineConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
     """Return the texts that stand for items in a conversation; none for a model of text alone."""
-    if tokenizer is None or config.pooling is not None or processors_of(config.architecture) is None:
+    if tokenizer is None or not processors_of(config.architecture):
         return {}
     whole = config.checkpoint.config
     numbers = {"image": whole.get("image_token_id", whole.get("image_token_index"))}
@@ -56,7 +59,7 @@ def marker_texts(config: EngineConfig, tokenizer: Tokenizer | None) -> dict[str,
         for modality, number in numbers.items()
         if isinstance(number, int)
     }
-    return texts | ({"image": MARKERS[config.architecture]} if config.architecture in MARKERS else {})
+    return texts | MARKERS.get(config.architecture, {})
 
 
 def take_media(messages: Sequence[Any], markers: Markers, *, as_parts: bool) -> ConversationMedia:
@@ -84,6 +87,18 @@ def take_media(messages: Sequence[Any], markers: Markers, *, as_parts: bool) -> 
             rest["content"] = [{"type": "text", "text": markers[modality]} for modality in found] + texts
         taken.messages.append(rest)
     return taken
+
+
+def bare_prompt(messages: Sequence[Any]) -> TextPrompt:
+    """Return the texts and images of a conversation without a template, for models that embed either."""
+    taken = take_media(messages, {"image": BREAK}, as_parts=True)
+    contents = [message.get("content") for message in taken.messages if isinstance(message, Mapping)]
+    parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    prompt = TextPrompt(prompt="\n".join(text for text in texts if isinstance(text, str)))
+    if taken.items:
+        prompt["multi_modal_data"], prompt["multi_modal_uuids"] = taken.items, taken.uuids
+    return prompt
 
 
 def _taken(part: Any, taken: ConversationMedia, markers: Markers) -> Any:
@@ -118,8 +133,8 @@ def _source(part: Mapping[str, Any], kind: str, *, named: bool) -> Any:
         return MediaURL(f"data:audio/x;base64,{given['data']}")
     if kind in _URLS and isinstance(given, str):
         return MediaURL(given)
-    if kind == "image_embeds" and given is not None:
-        return _embeds(given)
+    if kind.endswith("_embeds") and given is not None:
+        return _embeds(given, kind)
     if given is None or isinstance(given, str | Mapping):
         raise RequestError(
             f"A content part of type {kind!r} must have its {_KINDS[kind]} under {kind!r}: a URL, or an "
@@ -129,14 +144,13 @@ def _source(part: Mapping[str, Any], kind: str, *, named: bool) -> Any:
     return given
 
 
-def _embeds(given: Any) -> Any:
+def _embeds(given: Any, kind: str) -> Any:
     """Return outputs of an encoder whose numbers may be base64 of a file with a tensor."""
     from octavo.frontend.media.embeds_file import read_embeds  # texts alone need none of it
 
-    if isinstance(given, str):
-        return read_embeds(given, "image_embeds")
-    if isinstance(given, Mapping) and isinstance(text := given.get("image_embeds"), str):
-        return {**given, "image_embeds": read_embeds(text, "image_embeds")}
+    told = given if isinstance(given, Mapping) else {kind: given}
+    if isinstance(text := told.get(kind), str):
+        return {**told, kind: read_embeds(text, kind)}
     return given
 
 

@@ -29,7 +29,7 @@ from octavo.frontend.media.processors.media import MediaProcessor
 from octavo.frontend.media.registry import processors_of
 from octavo.frontend.media.video import VideoLimits, to_video
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.media import EMBEDS, Features, MediaItem, Source
+from octavo.messages.media import EMBEDS, MediaItem, Source
 
 _WHOLE = "processor_config.json"
 
@@ -42,21 +42,30 @@ class MediaReader:
         self._config = media = config.media
         folder = Path(config.checkpoint.path)
         self._architecture = config.checkpoint.media_architecture
-        known, self._tokenizer = processors_of(self._architecture), tokenizer
-        assert known is not None
-        kind, whole = known.load(self._architecture), config.checkpoint.config
-        stored = whole.get("preprocessor_config") or _read_settings(
-            folder, "preprocessor_config.json", kind.SETTINGS
+        kinds, self._tokenizer = (
+            [k.load(self._architecture) for k in processors_of(self._architecture)],
+            tokenizer,
         )
-        own = media.mm_processor_kwargs
-        self.processor: Any = kind(whole, stored | kind.OVERRIDES | own, self._encode)
+        kind, whole, own = kinds[0], config.checkpoint.config, media.mm_processor_kwargs
+        stored = [
+            whole.get("preprocessor_config")
+            or _read_settings(folder, "preprocessor_config.json", each.SETTINGS)
+            for each in kinds
+        ]
+        made = [
+            each(whole, given | each.OVERRIDES | own, self._encode)
+            for each, given in zip(kinds, stored, strict=True)
+        ]
+        self.processor: Any = made[0]
+        self.processor.hearing = self.hearing = made[-1]
         if unknown := sorted(set(own) - kind.options()):
             raise ConfigError(f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(kind)}.")
         if kind.VIDEO_DEFAULTS is not None:
             of_videos = _read_settings(folder, "video_preprocessor_config.json", "video_processor")
-            self.processor.read_video_settings((of_videos or stored) | own)
+            self.processor.read_video_settings((of_videos or stored[0]) | own)
         self._sampling = {"num_frames": 32, "fps": -1} | media.media_io_kwargs.get("video", {})
-        self._embedding_size = config.checkpoint.embedding_size
+        pooling, width = config.pooling, config.checkpoint.embedding_size
+        self._embedding_size = pooling.embedding_size if pooling and pooling.is_contrastive else width
         scheduler = config.scheduler
         self._longest = min(scheduler.max_chunk, scheduler.max_num_batched_tokens - scheduler.max_num_seqs)
         self._doors = {modality: MediaDoor(media, modality) for modality in MODALITIES}
@@ -127,10 +136,10 @@ class MediaReader:
     ) -> Prepared:
         if isinstance(item, Prepared):
             return item
-        if modality == "image" and is_embeds(item):
-            return self._read_embeds(item)
+        if is_embeds(item, modality):
+            return self._read_embeds(modality, item)
         is_video = modality == "video"
-        own = self.processor.video_settings | self._sampling if is_video else self.processor.settings
+        own = self.processor.video_settings | self._sampling if is_video else self._of(modality).settings
         settings = {**own, **kwargs}
         made_by = msgspec.json.encode([self._architecture, modality, settings], order="deterministic")
         if name is not None:
@@ -149,6 +158,9 @@ class MediaReader:
         key = _digest([b"content", made_by, *_parts(content)])
         return self._find(key) or self._keep(modality, content, key, settings)
 
+    def _of(self, modality: str) -> Any:
+        return self.hearing if modality == "audio" else self.processor
+
     def _find(self, key: bytes) -> Prepared | None:
         with self._lock:
             found = self._cache.get(key)
@@ -166,7 +178,7 @@ class MediaReader:
     def _prepare(self, modality: str, item: Any, key: bytes, settings: Mapping[str, Any]) -> Prepared:
         """Prepare here what is an image already, and in another process what is a file."""
         content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
-        media, processor = self._config, self.processor
+        media, processor = self._config, self._of(modality)
         video = self._video_limits(settings) if modality == "video" else None
         audio = self._audio_limits() if modality == "audio" else None
         if isinstance(content, bytes):
@@ -189,6 +201,10 @@ class MediaReader:
             features = pack(arrays)
         arrays = {n: np.frombuffer(f.data, f.dtype).reshape(f.shape) for n, f in features.items()}
         tokens = processor.tokens(arrays) if video is None else processor.video_tokens(arrays)
+        if not tokens:
+            raise RequestError(
+                f"The {modality} is too short: no token would stand for it.", "multi_modal_data"
+            )
         return Prepared(modality, key, tokens, features)
 
     def source(self, prepared: Sequence[Prepared]) -> Source:
@@ -209,7 +225,7 @@ class MediaReader:
         return np.frombuffer(sound.data, sound.dtype)
 
     def _audio_limits(self, *, is_plain: bool = False) -> AudioLimits:
-        return AudioLimits(self.processor.rate, self._config.max_audio_seconds, is_plain)
+        return AudioLimits(self.hearing.rate, self._config.max_audio_seconds, is_plain)
 
     def _video_limits(self, settings: Mapping[str, Any]) -> VideoLimits:
         media, sampling = self._config, (settings.get("num_frames"), settings.get("fps"))
@@ -218,44 +234,39 @@ class MediaReader:
         limits = media.max_video_frames, media.max_video_seconds, media.max_image_pixels
         return VideoLimits(*limits, int(settings["num_frames"]), float(settings["fps"]))
 
-    def _read_embeds(self, given: Any) -> Prepared:
+    def _read_embeds(self, modality: str, given: Any) -> Prepared:
         """Take outputs of the encoder, [tokens, embedding_size]; with the grid, where positions need it."""
+        name = f"{modality}_embeds"
         if not self._config.enable_mm_embeds:
             raise RequestError(
-                "You must set `--enable-mm-embeds` (enable_mm_embeds=True) to input `image_embeds`.",
+                f"You must set `--enable-mm-embeds` (enable_mm_embeds=True) to input `{name}`.",
                 "multi_modal_data",
             )
-        is_mapping = isinstance(given, Mapping)
-        array = float_array(given["image_embeds"] if is_mapping else given)
-        processor, features = self.processor, dict[str, Features]()
+        told: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        array = float_array(told[name] if told else given)
+        processor = self._of(modality)
         size = self._embedding_size * (1 + processor.num_deep_layers)
         if array is None or array.ndim != 2 or array.shape[1] != size:
             raise RequestError(
-                f"image_embeds must be floats of shape (num_tokens, {size}) for this model, "
+                f"{name} must be floats of shape (num_tokens, {size}) for this model, "
                 f"got {getattr(array, 'shape', type(given).__name__)}.",
                 "multi_modal_data",
             )
         if not np.isfinite(array).all():
-            raise RequestError("image_embeds must hold finite numbers.", "multi_modal_data")
-        if processor.video_id is not None:
-            grid = np.asarray(given.get("image_grid_thw") if is_mapping else (), np.int64).reshape(-1)
-            if len(grid) != 3 or grid.prod() != len(array) * processor.settings["merge_size"] ** 2:
-                raise RequestError(
-                    "Embeddings of this model's images need their grid: "
-                    '{"image_embeds": …, "image_grid_thw": [1, rows, columns]} of its patches.',
-                    "multi_modal_data",
-                )
-            features = pack({"grid_thw": grid})
-        features |= pack({EMBEDS: array})
-        key = _digest([b"embeds", *(part.data for part in features.values())])
-        return Prepared("image", key, processor.tokens_of_embeds(len(array)), features)
+            raise RequestError(f"{name} must hold finite numbers.", "multi_modal_data")
+        tokens, arrays = processor.read_embeds(modality, len(array), told)
+        features = pack({**arrays, EMBEDS: array})
+        key = _digest([b"embeds", modality.encode(), *(part.data for part in features.values())])
+        return Prepared(modality, key, tokens, features)
 
 
-def is_embeds(item: Any) -> bool:
-    """Return True for outputs of the encoder: a matrix of numbers, or an object that says so."""
+def is_embeds(item: Any, modality: str) -> bool:
+    """Return True for outputs of the encoder: an object that says so or, of images, a matrix of numbers."""
     if isinstance(item, Mapping):
-        return "image_embeds" in item
-    return getattr(item, "ndim", 0) == 2 and (is_tensor(item) or item.dtype.kind == "f")
+        return f"{modality}_embeds" in item
+    return (
+        modality == "image" and getattr(item, "ndim", 0) == 2 and (is_tensor(item) or item.dtype.kind == "f")
+    )
 
 
 def float_array(value: Any) -> Any:

@@ -12,9 +12,11 @@ _HERE = "octavo.frontend.media.processors"
 PROCESSORS: Registry[Any] = Registry(
     "image processor",
     {
+        "CLIPModel": f"{_HERE}.contrastive:CLIPProcessor",
+        "ColQwen2ForRetrieval": f"{_HERE}.qwen_vl:ColQwen2Processor",
         "Gemma3ForConditionalGeneration": f"{_HERE}.gemma3:Gemma3Processor",
         "Idefics3ForConditionalGeneration": f"{_HERE}.idefics3:Idefics3Processor",
-        "SmolVLMForConditionalGeneration": f"{_HERE}.idefics3:Idefics3Processor",
+        "SmolVLMForConditionalGeneration": f"{_HERE}.idefics3:SmolVLMProcessor",
         "InternVLForConditionalGeneration": f"{_HERE}.internvl:InternVLProcessor",
         "LlavaForConditionalGeneration": f"{_HERE}.llava:LlavaProcessor",
         "LlavaNextForConditionalGeneration": f"{_HERE}.llava_next:LlavaNextProcessor",
@@ -23,8 +25,10 @@ PROCESSORS: Registry[Any] = Registry(
         "PixtralForConditionalGeneration": f"{_HERE}.pixtral:PixtralProcessor",
         "Qwen2VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
         "Qwen2_5_VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
+        "Qwen2_5OmniThinkerForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
         "Qwen3VLMoeForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen3VLProcessor",
         "Qwen3VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen3VLProcessor",
+        "SiglipModel": f"{_HERE}.contrastive:SigLIPProcessor",
     },
 )
 """Classes derived from ImageProcessor, by architecture."""
@@ -33,6 +37,7 @@ AUDIO_PROCESSORS: Registry[Any] = Registry(
     "audio processor",
     {
         "Qwen2AudioForConditionalGeneration": f"{_HERE}.audio:Qwen2AudioProcessor",
+        "Qwen2_5OmniThinkerForConditionalGeneration": f"{_HERE}.audio:OmniAudioProcessor",
         "VoxtralForConditionalGeneration": f"{_HERE}.audio:VoxtralProcessor",
         "WhisperForConditionalGeneration": f"{_HERE}.audio:WhisperProcessor",
     },
@@ -40,10 +45,14 @@ AUDIO_PROCESSORS: Registry[Any] = Registry(
 """Classes derived from AudioProcessor, by architecture."""
 
 
-def processors_of(architecture: str) -> Registry[Any] | None:
-    """Return the registry that has the processor of a model; None for a model of text alone."""
-    return next((known for known in (PROCESSORS, AUDIO_PROCESSORS) if architecture in known), None)
+def processors_of(architecture: str) -> list[Registry[Any]]:
+    """Return the registries that have processors of a model, that of images first; [] for text alone."""
+    return [known for known in (PROCESSORS, AUDIO_PROCESSORS) if architecture in known]
 
 
-MARKERS: dict[str, str] = {"Gemma3ForConditionalGeneration": "<start_of_image>"}
-"""Texts that stand for an image in a conversation, where that is not the config's image token."""
+MARKERS: dict[str, dict[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"image": "<start_of_image>"},
+    "InternVLForConditionalGeneration": {"video": "<video>"},
+    "SmolVLMForConditionalGeneration": {"video": "<video>"},
+}
+"""Texts that stand for items in a conversation, where those are not tokens that the config names."""

@@ -12,7 +12,13 @@ from typing import Any
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_texts, take_media
+from octavo.frontend.media.conversation import (
+    BREAK,
+    ConversationMedia,
+    bare_prompt,
+    marker_texts,
+    take_media,
+)
 from octavo.frontend.parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -47,6 +53,8 @@ class ChatRenderer:
         """Name of the format of tool calls; "" = none."""
         self.tool_strict_level = front.tool_strict_level
         self._markers = marker_texts(config, tokenizer)
+        pooling = config.pooling
+        self._is_bare = pooling is not None and (pooling.is_contrastive or bool(pooling.image_form))
         self.special_tokens = tokenizer.special_tokens if tokenizer else {}
         """Ids by text."""
         self.reasoning_parser = _chosen(
@@ -89,6 +97,8 @@ class ChatRenderer:
 
     def render_prompt(self, messages: Sequence[Message], **options: Any) -> TextPrompt | TokensPrompt:
         """The prompt as text, still to be tokenized; with its ids and images, if the model takes some."""
+        if self._is_bare:
+            return bare_prompt(messages)
         return self.render(messages, **options) if self._markers else self.render_text(messages, **options)
 
     def render_text(

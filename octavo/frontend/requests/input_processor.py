@@ -25,7 +25,13 @@ from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.kv_transfer import read_transfer
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
-from octavo.frontend.requests.pooling import NO_SAMPLING, encode_prompt, resolve_pooling
+from octavo.frontend.requests.pooling import (
+    NO_SAMPLING,
+    as_trained,
+    encode_prompt,
+    padded,
+    resolve_pooling,
+)
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
 from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
 from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
@@ -35,6 +41,7 @@ from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.speech.model import SpeechModel
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
+from octavo.messages.media import MediaItem
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Retention, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
@@ -179,20 +186,26 @@ class InputProcessor:
         standing, parsed = options.standing(), parse_prompt(prompt)
         if options.prompt_adapter_request is not None:
             raise Unsupported("Prompt adapters are for models that generate text.")
-        if parsed.embeds is not None or parsed.media is not None:
-            raise Unsupported("prompt_embeds and multi_modal_data are for models that generate text.")
+        if parsed.embeds is not None:
+            raise Unsupported("prompt_embeds are for models that generate text.")
+        assert self._config.pooling is not None
+        parsed = as_trained(parsed, self._config.pooling)
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
             self._check_chars(parsed.text or "")
         ids, pair_start, num_instruction = encode_prompt(
             parsed, options.tokenization, self._tokenizer, self.max_model_len
         )
+        ids = padded(ids, parsed, self._config.pooling)
+        media: list[MediaItem] = []
+        if parsed.media is not None:
+            ids, media = self.media.place(ids, parsed, options)
         self._check_prompt(ids, 0, self.max_model_len)
         adapter = self.adapters.resolve(options.lora_request, ids)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
             request_id=uuid4().hex,
             prompt_token_ids=ids,
-            spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter),
+            spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter, media=media),
             limits=Limits(max_tokens=1),
             standing=standing,
             sharing=Sharing(parsed.cache_salt, reads_cache, retention=self._retention(options)),
@@ -229,7 +242,8 @@ class InputProcessor:
     def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
         """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
         texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self._may_fit(p)}
-        if self._tokenizer is None or len(texts) < 2:
+        is_laid_out = self._config.pooling is not None and self._config.pooling.text_form != "{}"
+        if self._tokenizer is None or len(texts) < 2 or is_laid_out:
             return prompts
         try:
             every = self._tokenizer.encode_all(list(texts.values()), options.add_special_tokens)

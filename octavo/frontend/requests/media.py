@@ -24,7 +24,7 @@ class PromptMedia:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """Raises ConfigError without Pillow, BadCheckpoint."""
         self._architecture, self._reader = config.architecture, None
-        if config.pooling is None and processors_of(config.architecture) is not None:
+        if processors_of(config.architecture):
             try:
                 self._reader = load_object(_READER)(config, tokenizer)
             except ImportError as error:

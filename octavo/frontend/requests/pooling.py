@@ -3,12 +3,14 @@
 Called by the input processor. Texts of errors follow vLLM's.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
 from octavo.base.errors import RequestError
 from octavo.config.engine import EngineConfig
+from octavo.config.pooling import PoolingConfig
 from octavo.frontend.requests.options import TokenizationOptions
 from octavo.frontend.requests.prompts import ParsedPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -44,6 +46,27 @@ def resolve_pooling(params: PoolingParams, config: EngineConfig) -> PoolingParam
     if params.dimensions is not None:
         _check_dimensions(params.dimensions, config)
     return msgspec.structs.replace(params, task=task)
+
+
+def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig) -> ParsedPrompt:
+    """Return a text, or an image alone, as the model was asked in training. Raises RequestError."""
+    if prompt.media is None:
+        text = prompt.text if prompt.token_ids is None else None
+        return prompt if text is None else replace(prompt, text=pooling.text_form.replace("{}", text))
+    if not prompt.text and not prompt.token_ids:
+        alone = {"token_ids": [0]} if pooling.is_contrastive else {"text": pooling.image_form}
+        return replace(prompt, **alone)
+    if pooling.is_contrastive:
+        raise RequestError(
+            "This model embeds a text or an image, not both: give an empty prompt beside an image.", "prompt"
+        )
+    return prompt
+
+
+def padded(ids: list[int], prompt: ParsedPrompt, pooling: PoolingConfig) -> list[int]:
+    """Return the tokens of a text filled up to what the model was trained with."""
+    length, token = pooling.padded_to
+    return ids if prompt.media is not None else ids + [token] * (length - len(ids))
 
 
 def _check_dimensions(asked: int, config: EngineConfig) -> None:

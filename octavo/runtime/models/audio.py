@@ -24,12 +24,12 @@ _USUAL = {
 """Names of sizes in Whisper's configs, and elsewhere."""
 
 
-def _make_tower(config: Config, build: BuildContext) -> AudioTower:
+def make_tower(config: Config, build: BuildContext, kind: type[AudioTower] = AudioTower) -> AudioTower:
     """Return the encoder that an audio_config describes."""
     usual = {name: config[other] for name, other in _USUAL.items() if other in config}
     arch = Arch(**read_side({"activation_function": "gelu", "vocab_size": 1} | usual | config, "encoder"))
     sizes = size_of(config, "num_mel_bins", 128), size_of(config, "max_source_positions", 1500)
-    return AudioTower(arch, build.at("tower"), *sizes)
+    return kind(arch, build, *sizes)
 
 
 class Qwen2AudioEncoder(MediaEncoder):
@@ -43,7 +43,7 @@ class Qwen2AudioEncoder(MediaEncoder):
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
         audio: Config = config["audio_config"]
-        self.tower = _make_tower(audio, build)
+        self.tower = make_tower(audio, build.at("tower"))
         size = size_of(config["text_config"], "hidden_size", 4096)
         self.projector = ReplicatedLinear(build.at("projector"), audio["d_model"], size, bias=True)
         leave_out(self.tower, (".qkv.bias", ".kv.bias"), "k")
@@ -68,7 +68,10 @@ class VoxtralEncoder(MediaEncoder):
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
         audio: Config = config["audio_config"]
-        self.tower, size = _make_tower(audio, build), size_of(config["text_config"], "hidden_size", 4096)
+        self.tower, size = (
+            make_tower(audio, build.at("tower")),
+            size_of(config["text_config"], "hidden_size", 4096),
+        )
         self._width = size_of(audio, "intermediate_size", 5120)
         self.up = ReplicatedLinear(build.at("up"), self._width, size, bias=False)
         self.down = ReplicatedLinear(build.at("down"), size, size, bias=False)

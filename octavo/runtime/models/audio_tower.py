@@ -27,29 +27,39 @@ class AudioTower(nn.Module):
         size, self._dtype = arch.hidden_size, build.compute_dtype
         self.conv1 = ReplicatedLinear(build.at("conv1"), 3 * num_mels, size, bias=True)
         self.conv2 = ReplicatedLinear(build.at("conv2"), 3 * size, size, bias=True)
-        self.positions = Embedding(build.at("positions"), num_positions, size)
+        self.positions: nn.Module = Embedding(build.at("positions"), num_positions, size)
         self.blocks = nn.ModuleList(
             DecoderLayer(arch, build.at(f"blocks.{i}"), i, None) for i in range(len(arch.layers))
         )
         self.norm = make_norm(arch.norm, build.at("norm"), size)
         self._gelu = make_activation("gelu", build.kernels.activate, gated=False)
 
-    def hear(self, mels: Tensor, lengths: Sequence[int] | None = None, pooled: int = 1) -> list[Tensor]:
+    def hear(
+        self,
+        mels: Tensor,
+        lengths: Sequence[int] | None = None,
+        pooled: int = 1,
+        frames: Sequence[int] = (),
+    ) -> list[Tensor]:
         """Return the hidden states of each spectrogram, [positions / pooled, size].
 
         mels: [N, mels, 2 * positions] float32; lengths: positions of each that are sound; None = all
         pooled: so many neighbours become their mean, before the norm; what is left over is dropped
+        frames: of each spectrogram that are sound; the second convolution sees nothing behind them
         """
         x = self._convolve(self.conv1, mels.transpose(1, 2).to(self._dtype), 1)
+        if frames:
+            ends = torch.tensor(frames, device=x.device)[:, None]
+            x = x * (torch.arange(x.shape[1], device=x.device) < ends)[..., None]
         x = self._convolve(self.conv2, x, 2)
-        x = x + self.positions(torch.arange(x.shape[1], device=x.device))
+        x = x + self.positions(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
         lengths = [x.shape[1]] * len(x) if lengths is None else lengths
         kept = torch.cat([row[:length] for row, length in zip(x, lengths, strict=True)])
         states = run_encoder(self.blocks, kept, full_batch(lengths, x.device))
         hidden = torch.split(states, list(lengths))
         if pooled > 1:
             whole = (part[: len(part) // pooled * pooled] for part in hidden)
-            hidden = tuple(part.view(len(part) // pooled, pooled, -1).mean(1) for part in whole)
+            hidden = tuple(part.view(len(part) // pooled, pooled, part.shape[1]).mean(1) for part in whole)
         return list(torch.split(self.norm(torch.cat(hidden)), [len(part) for part in hidden]))
 
     def _convolve(self, conv: ReplicatedLinear, x: Tensor, stride: int) -> Tensor:

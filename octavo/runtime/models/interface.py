@@ -122,6 +122,7 @@ ENCODERS: Registry[type[Family]] = Registry(
     "encoder",
     {
         "BertModel": "octavo.runtime.models.bert:Bert",
+        "CLIPModel": "octavo.runtime.models.contrastive:CLIP",
         "DistilBertModel": "octavo.runtime.models.bert:DistilBert",
         "GteModel": "octavo.runtime.models.rotary_bert:GTE",
         "JinaEmbeddingsV3Model": "octavo.runtime.models.rotary_bert:JinaV3",
@@ -129,6 +130,7 @@ ENCODERS: Registry[type[Family]] = Registry(
         "ModernBertModel": "octavo.runtime.models.modernbert:ModernBert",
         "NomicBertModel": "octavo.runtime.models.rotary_bert:NomicBert",
         "RobertaModel": "octavo.runtime.models.bert:Roberta",
+        "SiglipModel": "octavo.runtime.models.contrastive:SigLIP",
     },
 )
 """Architectures that generate nothing."""

@@ -36,6 +36,8 @@ class MediaEncoder(nn.Module, ABC):
     """
 
     WEIGHTS: ClassVar[Mapping[str, Target]]
+    PREFIX: ClassVar[str] = ""
+    """What stands before all names, with | behind it."""
     has_patch_positions: ClassVar[bool] = False
     """The rope of the text model counts time, rows and columns of patches, as `patch_positions` says."""
     num_deep_layers: int = 0
@@ -68,12 +70,14 @@ class MediaEncoder(nn.Module, ABC):
 def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:
     """Return the names of a text family and of an encoder together."""
     rules, ignored = {**text.rules, **encoder.WEIGHTS}, (*text.ignored, *encoder.unused())
-    return replace(text, rules=rules, prefix=_TEXT + text.prefix, ignored=ignored)
+    return replace(text, rules=rules, prefix=encoder.PREFIX + _TEXT + text.prefix, ignored=ignored)
 
 
 MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
     "media encoder",
     {
+        "CLIPModel": "octavo.runtime.models.contrastive:CLIPEncoder",
+        "ColQwen2ForRetrieval": "octavo.runtime.models.qwen_vl:ColQwen2Encoder",
         "Gemma3ForConditionalGeneration": "octavo.runtime.models.gemma3_vision:Gemma3Encoder",
         "Idefics3ForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
         "Qwen2AudioForConditionalGeneration": "octavo.runtime.models.audio:Qwen2AudioEncoder",
@@ -86,8 +90,10 @@ MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
         "PixtralForConditionalGeneration": "octavo.runtime.models.pixtral:PixtralEncoder",
         "Qwen2VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen2VLEncoder",
         "Qwen2_5_VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen25VLEncoder",
+        "Qwen2_5OmniThinkerForConditionalGeneration": "octavo.runtime.models.qwen_omni:OmniEncoder",
         "Qwen3VLMoeForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLMoEEncoder",
         "Qwen3VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLEncoder",
+        "SiglipModel": "octavo.runtime.models.contrastive:SigLIPEncoder",
         "VoxtralForConditionalGeneration": "octavo.runtime.models.audio:VoxtralEncoder",
     },
 )
@@ -101,6 +107,7 @@ _TEXT_MODELS = {
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",

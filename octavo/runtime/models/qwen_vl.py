@@ -120,6 +120,12 @@ class Qwen2VLEncoder(MediaEncoder):
         return [positions]
 
 
+class ColQwen2Encoder(Qwen2VLEncoder):
+    """Sees for a model whose results are vectors of its tokens."""
+
+    PREFIX: ClassVar[str] = "vlm.|"
+
+
 class Qwen25VLEncoder(Qwen2VLEncoder):
     """Counts a video's time in fractions of seconds."""
 

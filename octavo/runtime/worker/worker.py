@@ -158,9 +158,10 @@ class Worker:
         if (soft_prompts := self._make_soft_prompts()) is not None:
             adapters.append(soft_prompts)
         if config.pooling is not None:
-            return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
+            parts: list[StepPart] = [*self._make_media(state), *adapters]
+            return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)
         if not self._parallel.pp.is_last:
-            parts: list[StepPart] = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
+            parts = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
             return ModelRunner(make_cache(plan, device), state, NoHead(), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,

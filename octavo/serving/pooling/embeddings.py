@@ -7,6 +7,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
+from octavo.frontend.media.inputs import MediaURL
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.messages.pooling import PoolingParams
 from octavo.serving.caller import Caller
@@ -70,8 +71,8 @@ async def classify(caller: Caller, body: ClassificationRequest) -> Classificatio
 
 async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbeddings:
     """The vectors of texts, by type, in Cohere's form."""
-    if body.texts is None:
-        raise RequestError("Give texts; images and inputs are not supported.", "texts")
+    if (body.texts is None) == (body.images is None):
+        raise RequestError("Give texts or images, one of them; inputs are not supported.", "texts")
     side = _SIDES[body.truncate or "END"]
     fields = PoolingFields(
         model=body.model,
@@ -81,7 +82,8 @@ async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbedd
     )
     work = PoolingWork.of(caller, fields, "embd")
     name = body.input_type if body.input_type in work.pooling.prompts else None
-    prompts = [work.instructed(text, name) for text in body.texts]
+    prompts = [work.instructed(text, name) for text in body.texts or ()]
+    prompts += [{"prompt": "", "multi_modal_data": {"image": MediaURL(url)}} for url in body.images or ()]
     params = PoolingParams(dimensions=body.output_dimension, task="embed")
     outputs = await work.run(prompts, params)
     vectors = arrays(outputs)
@@ -96,7 +98,7 @@ async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbedd
     }
     tokens = usage_of(outputs).prompt_tokens
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
-    return CohereEmbeddings(work.id, made, body.texts, meta)
+    return CohereEmbeddings(work.id, made, body.texts or [], meta)
 
 
 def _as_bytes(work: PoolingWork, form: EmbeddingFormat, outputs: list[RequestOutput]) -> Response:

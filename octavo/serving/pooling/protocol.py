@@ -132,6 +132,8 @@ class CohereEmbedRequest(Struct, kw_only=True):
 
     model: str | None = None
     texts: Texts | None = None
+    images: Texts | None = None
+    """URLs of pictures."""
     input_type: str | None = None
     """The name of one of the model's prompts, if it has such prompts."""
     embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None

@@ -88,6 +88,19 @@ class Qwen2AudioProcessor(AudioProcessor):
         return [self.placeholder_id] * (positions // 2)
 
 
+class OmniAudioProcessor(Qwen2AudioProcessor):
+    """Hears a sound as long as it is."""
+
+    @staticmethod
+    def prepare(sound: Waveform, settings: Settings) -> Arrays:
+        """See AudioProcessor: [mels, frames], all of the sound."""
+        hop, size = settings["hop_length"], settings["n_fft"]
+        count = -(-len(sound) // hop)
+        padded = np.pad(sound, (0, count * hop - len(sound) + 2 * size))  # what is reflected there is silence
+        mels = log_mel(padded, settings["sampling_rate"], settings["feature_size"], size, hop)
+        return {"input_features": mels[:, :count].copy(), "num_frames": np.array([count])}
+
+
 class VoxtralProcessor(Qwen2AudioProcessor):
     """Hears windows of 30 seconds, the last filled up with silence."""
 

@@ -55,9 +55,12 @@ class ImageProcessor(MediaProcessor):
 
     @property
     def markers(self) -> dict[int, str]:
-        return {self.marker_id: "image"} | ({} if self.video_id is None else {self.video_id: "video"})
+        own = {self.marker_id: "image"} | ({} if self.video_id is None else {self.video_id: "video"})
+        return own if self.hearing is self else own | self.hearing.markers
 
     def placeholder(self, modality: str) -> int:
+        if modality == "audio":
+            return self.hearing.placeholder_id
         return self.placeholder_id if self.video_id is None or modality == "image" else self.video_id
 
     @staticmethod

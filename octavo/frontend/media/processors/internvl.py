@@ -12,9 +12,11 @@ from octavo.frontend.media.processors.interface import (
     CLIP_MEAN,
     CLIP_STD,
     Arrays,
+    Encode,
     ImageProcessor,
     Settings,
 )
+from octavo.frontend.media.video import VideoInfo
 
 
 class InternVLProcessor(ImageProcessor):
@@ -30,7 +32,12 @@ class InternVLProcessor(ImageProcessor):
         "max_patches": 12,
     }
     OVERRIDES: ClassVar[Settings] = {"crop_to_patches": True}
+    VIDEO_DEFAULTS: ClassVar[Settings | None] = DEFAULTS
     OPTIONS = ImageProcessor.OPTIONS | {"crop_to_patches", "min_patches", "max_patches"}
+
+    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+        super().__init__(config, settings, encode)
+        self.video_id = self.token_of("<video>")
 
     @staticmethod
     def prepare(image: Image.Image, settings: Settings) -> Arrays:
@@ -46,13 +53,33 @@ class InternVLProcessor(ImageProcessor):
         values = [pixels.normalised(np.asarray(tile), settings) for tile in tiles]
         return {"pixel_values": np.stack(values)}
 
+    @staticmethod
+    def prepare_video(frames: list[Image.Image], video: VideoInfo, settings: Settings) -> Arrays:
+        """Return a tile for each frame."""
+        size, resample = settings["size"], settings["resample"]
+        tiles = [pixels.resized(frame, size["height"], size["width"], resample) for frame in frames]
+        return {"pixel_values": np.stack([pixels.normalised(np.asarray(tile), settings) for tile in tiles])}
+
+    def video_tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
+        """Return the tokens of each frame behind its number."""
+        each, ids = self._tokens_of_a_tile(arrays), list[int]()
+        for number in range(1, len(arrays["pixel_values"]) + 1):
+            told = f"Frame{number}: " if number == 1 else f"\nFrame{number}: "
+            ids += [*self.encode(told), *self.tokens_of_embeds(each)]
+        return ids
+
+    def placeholder(self, modality: str) -> int:
+        return self.placeholder_id
+
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
-        num_tiles, _, height, width = arrays["pixel_values"].shape
+        return self.tokens_of_embeds(len(arrays["pixel_values"]) * self._tokens_of_a_tile(arrays))
+
+    def _tokens_of_a_tile(self, arrays: Mapping[str, np.ndarray]) -> int:
+        height, width = arrays["pixel_values"].shape[-2:]
         patch = self.config["vision_config"].get("patch_size", 14)
         patches = (patch, patch) if isinstance(patch, int) else tuple(patch)
         ratio = self.config.get("downsample_ratio", 0.5)
-        each = int(height // patches[0] * ratio) * int(width // patches[1] * ratio)
-        return self.tokens_of_embeds(num_tiles * each)
+        return int(height // patches[0] * ratio) * int(width // patches[1] * ratio)
 
     def tokens_of_embeds(self, count: int) -> list[int]:
         return [*self.encode("<img>"), *super().tokens_of_embeds(count), *self.encode("</img>")]

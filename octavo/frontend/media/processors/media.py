@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from octavo.base.errors import RequestError
+
 Settings = Mapping[str, Any]
 Arrays = dict[str, np.ndarray]
 Encode = Callable[[str], list[int]]
@@ -51,6 +53,8 @@ class MediaProcessor(ABC):
         """Tokens around a video's marker that `video_tokens` replaces, too."""
         self.num_deep_layers = 0
         """So often the encoder's outputs are as wide again as an embedding."""
+        self.hearing: MediaProcessor = self
+        """What hears, in a model that sees, too."""
 
     @property
     @abstractmethod
@@ -74,6 +78,23 @@ class MediaProcessor(ABC):
     @abstractmethod
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         """Return the tokens that stand for a prepared item; of a source, one per encoder output."""
+
+    def read_embeds(self, modality: str, count: int, told: Mapping[str, Any]) -> tuple[list[int], Arrays]:
+        """Return the tokens of `count` given outputs of the encoder, and what positions need beside them.
+
+        told: what came with them. Raises RequestError.
+        """
+        if modality == "video" or self.is_source:
+            raise RequestError(f"This model takes no {modality}_embeds.", f"{modality}_embeds")
+        return self.tokens_of_embeds(count), {}
+
+    def token_of(self, text: str) -> int | None:
+        """Return the token that a mark of the tokenizer is; None where it has none."""
+        try:
+            ids = self.encode(text)
+        except RequestError:
+            return None
+        return ids[0] if len(ids) == 1 else None
 
     def tokens_of_embeds(self, count: int) -> list[int]:
         """Return the tokens that stand for `count` given outputs of the encoder."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from octavo.base.errors import RequestError
 from octavo.frontend.media import pixels
 from octavo.frontend.media.processors.interface import (
     BICUBIC,
@@ -18,9 +19,12 @@ from octavo.frontend.media.processors.interface import (
     ImageProcessor,
     Settings,
 )
+from octavo.frontend.media.processors.media import MediaProcessor
 from octavo.frontend.media.video import VideoInfo
 
 _LIMITS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+_MOST_SECONDS = 3600
+"""Between pairs of frames."""
 
 
 class Qwen2VLProcessor(ImageProcessor):
@@ -44,7 +48,7 @@ class Qwen2VLProcessor(ImageProcessor):
     def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
         super().__init__(config, self._read(config, settings), encode)
         self.settings = with_limits(self.settings)
-        self.video_id = config.get("video_token_id", 151656)
+        self.video_id = config.get("video_token_id", config.get("video_token_index", 151656))
 
     def read_video_settings(self, settings: Settings) -> None:
         """See ImageProcessor."""
@@ -66,6 +70,26 @@ class Qwen2VLProcessor(ImageProcessor):
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         return self.tokens_of_embeds(int(arrays["grid_thw"].prod()) // self.settings["merge_size"] ** 2)
 
+    def read_embeds(self, modality: str, count: int, told: Settings) -> tuple[list[int], Arrays]:
+        """See MediaProcessor: {"image_grid_thw": [1, rows, columns]} of patches."""
+        if modality == "audio":
+            return super().read_embeds(modality, count, told)
+        name = f"{modality}_grid_thw"
+        merge = self.settings["merge_size"]
+        grid = _numbers(told.get(name), np.int64)
+        is_whole = len(grid) == 3 and (grid > 0).all() and not (grid[1:] % merge).any()
+        if not is_whole or grid.prod() != count * merge**2:
+            raise RequestError(
+                f"Embeddings of this model's {modality}s need their grid: "
+                f'{{"{modality}_embeds": …, "{name}": [times, rows, columns]}} of its patches.',
+                "multi_modal_data",
+            )
+        arrays = {"grid_thw": grid}
+        seconds = _numbers(told.get("second_per_grid_ts"), np.float64)[:1]
+        if modality == "video" and len(seconds) and 0 <= seconds[0] < _MOST_SECONDS:
+            arrays["seconds"] = seconds
+        return [self.placeholder(modality)] * count, arrays
+
     @staticmethod
     def prepare_video(frames: list[Image.Image], video: VideoInfo, settings: Settings) -> Arrays:
         """Return patches, and the seconds between pairs of frames."""
@@ -77,6 +101,16 @@ class Qwen2VLProcessor(ImageProcessor):
     def video_tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         assert self.video_id is not None
         return [self.video_id] * (int(arrays["grid_thw"].prod()) // self.settings["merge_size"] ** 2)
+
+
+class ColQwen2Processor(Qwen2VLProcessor):
+    """Sees pages, no videos."""
+
+    VIDEO_DEFAULTS: ClassVar[Settings | None] = None
+
+    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+        super().__init__(config, settings, encode)
+        self.video_id = None
 
 
 class Qwen3VLProcessor(Qwen2VLProcessor):
@@ -93,6 +127,12 @@ class Qwen3VLProcessor(Qwen2VLProcessor):
         super().__init__(config, settings, encode)
         names = ("vision_start_token_id", "vision_end_token_id")
         self.video_frame = config.get(names[0], 151652), config.get(names[1], 151653)
+
+    def read_embeds(self, modality: str, count: int, told: Settings) -> tuple[list[int], Arrays]:
+        """See MediaProcessor: the times of frames are not among what is told."""
+        if modality == "video":
+            return MediaProcessor.read_embeds(self, modality, count, told)
+        return super().read_embeds(modality, count, told)
 
     @staticmethod
     def prepare_video(frames: list[Image.Image], video: VideoInfo, settings: Settings) -> Arrays:
@@ -115,6 +155,14 @@ class Qwen3VLProcessor(Qwen2VLProcessor):
         frame = [first, *[self.video_id] * each, last]
         times = arrays["times"].tolist()
         return [token for time in times for token in (*self.encode(f"<{time:.1f} seconds>"), *frame)]
+
+
+def _numbers(given: Any, dtype: Any) -> np.ndarray:
+    """Return what a caller gives as a vector; an empty one for what is none."""
+    try:
+        return np.asarray(() if given is None else given, dtype).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        return np.zeros(0, dtype)
 
 
 def with_limits(settings: Settings) -> dict[str, Any]:
