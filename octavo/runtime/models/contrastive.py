@@ -127,7 +127,7 @@ class CLIPEncoder(MediaEncoder):
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        return list(self.pool(self.tower(cut_patches(pixels, self._patch_size))).split(1))
+        return list(torch.split(self.pool(self.tower(cut_patches(pixels, self._patch_size))), 1))
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Map [N, P, size] to [N, outputs]."""

@@ -55,7 +55,7 @@ class _Tower(AudioTower):
 class OmniEncoder(Qwen25VLEncoder):
     """Reads what Qwen2.5-VL's encoder reads, or `input_features`, [mels, frames], of a sound."""
 
-    WEIGHTS: ClassVar[Mapping[str, Target]] = {
+    WEIGHTS: ClassVar = {
         **_SEEN,
         **{f"visual.blocks.*.attn.{shard}": to(_QKV.module, shard) for shard in "qkv"},
         **audio_weights("audio_tower.", "encoder.ear."),
@@ -88,7 +88,7 @@ class OmniEncoder(Qwen25VLEncoder):
     def _hear(self, mels: Sequence[Tensor]) -> list[Tensor]:
         if not mels:
             return []
-        pieces = [mel.split(self._frames, dim=1) for mel in mels]
+        pieces = [torch.split(mel, self._frames, dim=1) for mel in mels]
         frames = [piece.shape[1] for each in pieces for piece in each]
         filled = [functional.pad(x, (0, self._frames - x.shape[1])) for each in pieces for x in each]
         lengths = [(count - 1) // 2 + 1 for count in frames]
