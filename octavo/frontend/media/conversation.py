@@ -13,7 +13,6 @@ from octavo.base.errors import RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.media.inputs import MediaURL
 from octavo.frontend.media.registry import MARKERS, processors_of
-from octavo.frontend.requests.prompts import TextPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 
 BREAK = "\N{INVISIBLE SEPARATOR}octavo cuts here\N{INVISIBLE SEPARATOR}"
@@ -89,16 +88,13 @@ def take_media(messages: Sequence[Any], markers: Markers, *, as_parts: bool) -> 
     return taken
 
 
-def bare_prompt(messages: Sequence[Any]) -> TextPrompt:
-    """Return the texts and images of a conversation without a template, for models that embed either."""
+def take_bare(messages: Sequence[Any]) -> tuple[str, ConversationMedia]:
+    """Return the texts and the images of a conversation without a template, for models that embed either."""
     taken = take_media(messages, {"image": BREAK}, as_parts=True)
     contents = [message.get("content") for message in taken.messages if isinstance(message, Mapping)]
     parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    prompt = TextPrompt(prompt="\n".join(text for text in texts if isinstance(text, str)))
-    if taken.items:
-        prompt["multi_modal_data"], prompt["multi_modal_uuids"] = taken.items, taken.uuids
-    return prompt
+    return "\n".join(text for text in texts if isinstance(text, str)), taken
 
 
 def _taken(part: Any, taken: ConversationMedia, markers: Markers) -> Any:

@@ -15,8 +15,8 @@ from octavo.config.engine import EngineConfig
 from octavo.frontend.media.conversation import (
     BREAK,
     ConversationMedia,
-    bare_prompt,
     marker_texts,
+    take_bare,
     take_media,
 )
 from octavo.frontend.parsers.registry import (
@@ -98,7 +98,11 @@ class ChatRenderer:
     def render_prompt(self, messages: Sequence[Message], **options: Any) -> TextPrompt | TokensPrompt:
         """The prompt as text, still to be tokenized; with its ids and images, if the model takes some."""
         if self._is_bare:
-            return bare_prompt(messages)
+            text, media = take_bare(messages)
+            bare = TextPrompt(prompt=text)
+            if media.items:
+                bare["multi_modal_data"], bare["multi_modal_uuids"] = media.items, media.uuids
+            return bare
         return self.render(messages, **options) if self._markers else self.render_text(messages, **options)
 
     def render_text(
