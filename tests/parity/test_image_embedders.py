@@ -10,6 +10,7 @@ from torch.nn import functional
 from octavo import LLM
 from octavo.base.errors import RequestError
 from octavo.config.pooling import _COLQWEN_FORMS
+from octavo.frontend.requests.pooling import encode_prompt
 from tests.tiny_image_embedders import CONFIGS, oracle_of
 from tests.tiny_media import IMAGE, make_images
 
@@ -74,6 +75,7 @@ def test_broken_embedders_are_noticed(monkeypatch):
     from octavo.runtime.batch import ForwardBatch
     from octavo.runtime.models.contrastive import CLIPEncoder
 
+    encode = encode_prompt
     images = make_images(2)
     expected = image_features(CLIP, images)
     pool = CLIPEncoder.pool
@@ -84,7 +86,9 @@ def test_broken_embedders_are_noticed(monkeypatch):
         patch.setattr(ForwardBatch, "with_given_embeds", lambda batch, embeddings: embeddings)
         assert (vectors(make_llm(CLIP), pictures(images)) - expected).abs().max() > 1e-2
     with monkeypatch.context() as patch:
-        patch.setattr("octavo.frontend.requests.input_processor.padded", lambda ids, *rest: ids)
+        patch.setattr(
+            "octavo.frontend.requests.input_processor.encode_prompt", lambda *given: encode(*given[:4])
+        )
         found = vectors(make_llm(SIGLIP), TEXTS[:1])
     assert (found - text_features(SIGLIP, TEXTS[0])).abs().max() > 1e-2
 
@@ -125,6 +129,8 @@ def test_pages(options):
     assert (
         torch.tensor(query.outputs.data) - colqwen_vectors(query.prompt_token_ids)
     ).abs().max() <= TOLERANCE
+    several = llm.encode(["8", "5 6"], pooling_task="token_embed", use_tqdm=False)  # tokenized together
+    assert several[1].prompt_token_ids == query.prompt_token_ids
     assert _COLQWEN_FORMS["text_form"].count("<|endoftext|>") == 10
 
 

@@ -25,13 +25,7 @@ from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.kv_transfer import read_transfer
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
-from octavo.frontend.requests.pooling import (
-    NO_SAMPLING,
-    as_trained,
-    encode_prompt,
-    padded,
-    resolve_pooling,
-)
+from octavo.frontend.requests.pooling import NO_SAMPLING, as_trained, encode_prompt, laid_out, resolve_pooling
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
 from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
 from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
@@ -41,7 +35,6 @@ from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.speech.model import SpeechModel
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
-from octavo.messages.media import MediaItem
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Retention, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
@@ -153,9 +146,8 @@ class InputProcessor:
         soft = self.adapters.resolve_prompt(options.prompt_adapter_request)
         if soft is not None and (parsed.embeds is not None or parsed.media is not None):
             raise RequestError("prompt_embeds and images take no prompt adapter.", "prompt_embeds")
-        if parsed.media is not None or (options.mm_processor_kwargs and parsed.source is None):
-            ids, items = self.media.place(ids, parsed, options)
-            parsed = replace(parsed, placed=items)
+        ids, items = self.media.place(ids, parsed, options)
+        parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
         self._check_prompt(placed, options.tokenization.max_output_tokens)
         adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else ids)
@@ -183,22 +175,17 @@ class InputProcessor:
         self, prompt: PromptType, params: PoolingParams, options: RequestOptions, request_id: str | None
     ) -> PreparedRequest:
         params = resolve_pooling(params, self._config)
-        standing, parsed = options.standing(), parse_prompt(prompt)
+        standing, parsed = options.standing(), as_trained(parse_prompt(prompt), self._config.pooling)
         if options.prompt_adapter_request is not None:
             raise Unsupported("Prompt adapters are for models that generate text.")
         if parsed.embeds is not None:
             raise Unsupported("prompt_embeds are for models that generate text.")
-        assert self._config.pooling is not None
-        parsed = as_trained(parsed, self._config.pooling)
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
             self._check_chars(parsed.text or "")
         ids, pair_start, num_instruction = encode_prompt(
-            parsed, options.tokenization, self._tokenizer, self.max_model_len
+            parsed, options.tokenization, self._tokenizer, self.max_model_len, self._config.pooling
         )
-        ids = padded(ids, parsed, self._config.pooling)
-        media: list[MediaItem] = []
-        if parsed.media is not None:
-            ids, media = self.media.place(ids, parsed, options)
+        ids, media = self.media.place(ids, parsed, options)
         self._check_prompt(ids, 0, self.max_model_len)
         adapter = self.adapters.resolve(options.lora_request, ids)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
@@ -242,17 +229,16 @@ class InputProcessor:
     def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
         """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
         texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self._may_fit(p)}
-        is_laid_out = self._config.pooling is not None and self._config.pooling.text_form != "{}"
-        if self._tokenizer is None or len(texts) < 2 or is_laid_out:
+        if self._tokenizer is None or len(texts) < 2:
             return prompts
         try:
-            every = self._tokenizer.encode_all(list(texts.values()), options.add_special_tokens)
+            forms = [laid_out(text, self._config.pooling) for text in texts.values()]
+            every = self._tokenizer.encode_all(forms, options.add_special_tokens)
         except RequestError:
             return prompts  # `process` will say which
-        given = list(prompts)
-        for (place, text), ids in zip(texts.items(), every, strict=True):
-            given[place] = TokensPrompt(prompt_token_ids=ids, prompt=text)
-        return given
+        made = zip(texts.items(), every, strict=True)
+        known = {i: TokensPrompt(prompt_token_ids=ids, prompt=text) for (i, text), ids in made}
+        return [known.get(i, prompt) for i, prompt in enumerate(prompts)]
 
     def long_ids(self, prompt: PromptType, options: TokenizationOptions) -> list[int]:
         """The tokens of a prompt that is longer than the model takes; none of others. Raises RequestError."""

@@ -79,6 +79,8 @@ class PromptMedia:
         self, ids: list[int], prompt: ParsedPrompt, options: RequestOptions
     ) -> tuple[list[int], list[MediaItem]]:
         """The tokens of a prompt with what stands for its items, and these. Raises RequestError."""
+        if prompt.media is None and (not options.mm_processor_kwargs or prompt.source is not None):
+            return ids, []
         inputs, salt = prompt.media or MediaInputs(), prompt.cache_salt
         placed: tuple[list[int], list[MediaItem]] = self.reader.place(
             ids, self._prepare(inputs, salt, options)

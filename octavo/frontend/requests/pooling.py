@@ -48,11 +48,12 @@ def resolve_pooling(params: PoolingParams, config: EngineConfig) -> PoolingParam
     return msgspec.structs.replace(params, task=task)
 
 
-def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig) -> ParsedPrompt:
+def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig | None) -> ParsedPrompt:
     """Return a text, or an image alone, as the model was asked in training. Raises RequestError."""
+    assert pooling is not None
     if prompt.media is None:
         text = prompt.text if prompt.token_ids is None else None
-        return prompt if text is None else replace(prompt, text=pooling.text_form.replace("{}", text))
+        return prompt if text is None else replace(prompt, text=laid_out(text, pooling))
     if not prompt.text and not prompt.token_ids:
         alone = {"token_ids": [0]} if pooling.is_contrastive else {"text": pooling.image_form}
         return replace(prompt, **alone)
@@ -63,10 +64,9 @@ def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig) -> ParsedPrompt:
     return prompt
 
 
-def padded(ids: list[int], prompt: ParsedPrompt, pooling: PoolingConfig) -> list[int]:
-    """Return the tokens of a text filled up to what the model was trained with."""
-    length, token = pooling.padded_to
-    return ids if prompt.media is not None else ids + [token] * (length - len(ids))
+def laid_out(text: str, pooling: PoolingConfig | None) -> str:
+    """Return a text as the model was asked in training."""
+    return text if pooling is None else pooling.text_form.replace("{}", text)
 
 
 def _check_dimensions(asked: int, config: EngineConfig) -> None:
@@ -105,12 +105,26 @@ class PoolingPrompt(NamedTuple):
 
 
 def encode_prompt(
-    prompt: ParsedPrompt, options: TokenizationOptions, tokenizer: Tokenizer | None, most: int
+    prompt: ParsedPrompt,
+    options: TokenizationOptions,
+    tokenizer: Tokenizer | None,
+    most: int,
+    pooling: PoolingConfig | None = None,
 ) -> PoolingPrompt:
     """Return the tokens, cut to what the options allow; special tokens stay. Raises RequestError.
 
-    most: tokens that the model takes
+    most: tokens that the model takes; pooling: how texts are filled up
     """
+    found = _encode(prompt, options, tokenizer, most)
+    if pooling is None or prompt.media is not None:
+        return found
+    length, token = pooling.padded_to
+    return found._replace(ids=found.ids + [token] * (length - len(found.ids)))
+
+
+def _encode(
+    prompt: ParsedPrompt, options: TokenizationOptions, tokenizer: Tokenizer | None, most: int
+) -> PoolingPrompt:
     keep = options.truncate_prompt_tokens
     if keep is not None and keep > most:
         raise RequestError(
