@@ -4,7 +4,6 @@ The workload explorer measures one request at a time and all at once, takes the 
 and measures rates (or concurrencies) between them.
 """
 
-import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -211,15 +210,3 @@ def sweep_startup(
 
 def _with_output(command: list[str], path: Path) -> list[str]:
     return [*command, "--output-json", str(path)]
-
-
-def read_results(folder: Path) -> Rows:
-    """Return all results of an experiment. Raises ConfigError when there are none."""
-    rows: Rows = [
-        row for path in sorted(folder.rglob("summary.json")) for row in json.loads(path.read_text())
-    ]
-    if not rows:
-        raise ConfigError(
-            f"{folder} holds no results of a sweep (summary.json in the folders of its points)."
-        )
-    return rows

@@ -10,7 +10,7 @@ from octavo.bench.sweep.plot import ParetoOptions, plot_pareto
 from octavo.cli.flags import add_flags, options
 
 EXAMPLES = """\
-  octavo bench sweep plot_pareto results/20260102_030405 --label-by max_num_batched_tokens
+  octavo bench sweep plot_pareto results/20260102_030405 --label-by max_concurrency,max_num_batched_tokens
 """
 
 

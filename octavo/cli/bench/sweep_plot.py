@@ -1,4 +1,4 @@
-"""Draw one field of a sweep's results over another, with a line per combination of options.
+"""Draw one field of a sweep's results over another, in a grid, with a line per combination of options.
 
 Needs matplotlib: pip install "octavo[bench]".
 """
@@ -11,6 +11,7 @@ from octavo.cli.flags import add_flags, options
 
 EXAMPLES = """\
   octavo bench sweep plot results/first --var-x max_concurrency --curve-by max_num_seqs
+  octavo bench sweep plot results/first --row-by model --col-by dtype --filter-by "p99_ttft_ms<2000" --scale-y log
 """
 
 
@@ -22,6 +23,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and say where."""
-    for path in plot_sweep(args.experiment_dir, PlotOptions(**options(args, PlotOptions))):
-        print(path)
+    print(*plot_sweep(args.experiment_dir, PlotOptions(**options(args, PlotOptions))), sep="\n")
     return 0

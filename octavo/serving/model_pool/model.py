@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, get_args
 
 from octavo.base.errors import OctavoError
 from octavo.base.log import get_logger
@@ -21,7 +21,7 @@ from octavo.metrics.collection import Collection
 from octavo.serving.engines import State
 from octavo.serving.errors import HTTPError, http_error, message_of
 from octavo.serving.model_pool.footprint import Footprint, measure
-from octavo.serving.model_pool.residency import Limits, Resident
+from octavo.serving.model_pool.residency import Departure, Limits, Resident
 from octavo.serving.queue_bound import bounded
 
 logger = get_logger(__name__)
@@ -53,8 +53,12 @@ class PooledModel:
         """Requests under way."""
         self.waiters: deque[asyncio.Future[None]] = deque()
         """Requests that wait for it."""
-        self.is_leaving = False
+        self.departure: Departure | None = None
         """It is about to give way: requests wait until it is back."""
+        self.is_recalled = False
+        """It need not give way any more if it still has requests."""
+        self.occupies: Literal["", "asleep", "awake"] = ""
+        """What it takes of the memory, or is about to take."""
         self.keep_s: float | None = None
         """How long it stays after its last request, as that asked for; None = as its options say."""
         self.last_used_s = time.monotonic()
@@ -67,7 +71,7 @@ class PooledModel:
     @property
     def is_open(self) -> bool:
         """Whether requests may begin now."""
-        return self.state == "loaded" and not self.is_leaving
+        return self.state == "loaded" and self.departure is None
 
     @property
     def is_idle(self) -> bool:
@@ -77,8 +81,8 @@ class PooledModel:
     def resident(self) -> Resident:
         """Return it as the arithmetic of `residency` sees it."""
         assert self.footprint is not None
-        is_awake = self.state != "sleeping"
-        return Resident(self.name, self.footprint, is_awake, self.num_users > 0, self.last_used_s)
+        is_awake, is_busy = self.occupies == "awake", self.num_users > 0
+        return Resident(self.name, self.footprint, is_awake, is_busy, last_used_s=self.last_used_s)
 
     def check(self) -> None:
         """Raise HTTPError when the last load has failed and another try is not due yet."""
@@ -110,6 +114,7 @@ class PooledModel:
     async def open(self) -> None:
         """Load or wake it. Raises ConfigError, EngineDead; then it has no engine."""
         began_s, was_asleep = time.monotonic(), self.state == "sleeping"
+        self.occupies = "awake"
         if not was_asleep:
             self._become("loading")
         try:
@@ -128,6 +133,7 @@ class PooledModel:
         """Give up its cache, and on a GPU its weights; it is awake again in a moment."""
         assert self.engine is not None
         await self.engine.sleep(level=1)
+        self.occupies = "asleep"
         self._become("sleeping")
 
     async def unload(self, grace_s: float = _GRACE_S) -> None:
@@ -135,9 +141,12 @@ class PooledModel:
         engine, self.engine = self.engine, None
         if self._watch is not None:
             self._watch.cancel()
-        if engine is not None:
-            await engine.shutdown(timeout=0, grace_s=grace_s)
-        self._become("unloaded")
+        try:
+            if engine is not None:
+                await engine.shutdown(timeout=0, grace_s=grace_s)
+        finally:
+            self.occupies = ""
+            self._become("unloaded")
 
     def fail(self, error: Exception) -> None:
         """It could not be loaded: tell those who wait, and those who come in the next seconds."""
@@ -190,6 +199,7 @@ class PooledModel:
         logger.error("The model %s is unloaded: %s", self.name, error)
         self.engine, self._watch = None, None
         await engine.shutdown(timeout=0)
+        self.occupies = ""
         self.fail(error)
 
     def _become(self, state: State) -> None:

@@ -1,13 +1,17 @@
-"""`ModelPool`: brings models when requests ask for them, one after the other, and has others give way.
+"""`ModelPool`: brings models when requests ask for them, and has others give way.
 
 A request borrows its model. One that is not open is brought first: the request waits, and so do all that come
-meanwhile. Models that must give way finish the requests they have; new ones of theirs wait until they are
-back. If the arriving model cannot be loaded, those that gave way to it return.
+meanwhile. Each model comes and goes by a task of its own, so a slow load delays only who needs its memory.
+Plans are made one at a time, in the order of the arrivals: what an earlier arrival will take is taken, and a
+model that is coming or going is not moved by another's plan. Models that must give way finish the requests
+they have; new ones of theirs wait until they are back. If the arriving model cannot be loaded, those that gave
+way to it return.
 """
 
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.errors import Overloaded
@@ -16,7 +20,7 @@ from octavo.config.served_models import ServedModels
 from octavo.frontend.async_engine import OnCrash
 from octavo.serving.model_pool.feed import Feed
 from octavo.serving.model_pool.model import PooledModel
-from octavo.serving.model_pool.residency import Departure, Limits, departures, surplus
+from octavo.serving.model_pool.residency import Departure, Limits, Resident, departures, surplus
 
 logger = get_logger(__name__)
 _LOOK_S = 0.5
@@ -42,11 +46,10 @@ class ModelPool:
     def __init__(self, served: ServedModels, limits: Limits, on_crash: OnCrash) -> None:
         self.feed = Feed()
         """Of changes of state."""
-        self.models = {entry.name: PooledModel(entry, on_crash, self.feed.tell) for entry in served.entries}
+        self.models = {entry.name: PooledModel(entry, on_crash, self._tell) for entry in served.entries}
         self._served, self._limits = served, limits
-        self._changing = asyncio.Lock()
-        """Held by what has models come and go: one change at a time, in the order of the requests."""
-        self._given_back = asyncio.Event()
+        self._arrivals: list[PooledModel] = []
+        """Models that are being brought, or wait for room, in the order in which they were asked for."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -78,7 +81,9 @@ class ModelPool:
             raise Overloaded(f"{len(model.waiters)} requests wait for the model {model.name!r} already.")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         model.waiters.append(waiter)
-        self._run(self._bring(model))
+        if model not in self._arrivals:
+            self._arrivals.append(model)
+            self._run(self._bring(model))
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._served.load_timeout_s):
@@ -89,7 +94,7 @@ class ModelPool:
                 self.give_back(model)
             elif waiter in model.waiters:
                 model.waiters.remove(waiter)
-            self._given_back.set()
+            self._moved.set()
             if isinstance(error, TimeoutError):
                 text = f"The model {model.name!r} was not there within {self._served.load_timeout_s:g} s."
                 raise Overloaded(text) from None
@@ -100,7 +105,7 @@ class ModelPool:
         """A request has ended."""
         model.num_users -= 1
         model.last_used_s = time.monotonic()
-        self._given_back.set()
+        self._moved.set()
 
     async def load(self, model: PooledModel) -> None:
         """Have it loaded, as a request would; after a failure, too. Raises what `borrow` does."""
@@ -110,30 +115,24 @@ class ModelPool:
 
     async def unload(self, model: PooledModel) -> None:
         """End its engine when its requests have ended."""
-        async with self._changing:
-            if model.engine is not None:
-                await self._drained([model])
-                await self._depart(model, "unload")
+        while model.departure is not None or model in self._arrivals:
+            await self._movement()
+        if model.engine is not None:
+            self._dismiss(model, "unload")
+        while model.departure is not None:
+            await self._movement()
 
     async def _bring(self, model: PooledModel) -> None:
-        """Task: open a model, if still somebody waits for it."""
-        async with self._changing:
-            if model.waiters and not model.is_open:
-                await self._make_room_and_open(model)
-            elif model.is_open:
-                model.admit()
-
-    async def _make_room_and_open(self, model: PooledModel) -> None:
+        """Task: open a model once there is room for it, unless nobody waits for it any more."""
         gone: list[PooledModel] = []
         try:
             await model.prepare(self._limits)
-            others = [other.resident() for other in self._residents() if other is not model]
-            leaving = departures(model.resident(), others, self._limits)
-            if not await self._drained([self.models[name] for name in leaving], until_nobody_waits_for=model):
+            while model.waiters and not self._has_room(model, gone):
+                await self._movement()
+            if not model.waiters:
+                for other in gone:
+                    other.is_recalled = other.departure is not None
                 return
-            for name, departure in leaving.items():
-                gone.append(self.models[name])
-                await self._depart(self.models[name], departure)
             await model.open()
         except Exception as error:
             model.fail(error)
@@ -142,16 +141,49 @@ class ModelPool:
                 self._run(self._return(other))
         else:
             model.admit()
-            await self._retire_surplus(model)
+            self._retire_surplus(model)
+        finally:
+            self._arrivals.remove(model)
+            self._moved.set()
 
-    async def _retire_surplus(self, arrived: PooledModel) -> None:
-        """Unload engines that are too many; `_look_after_idle` comes back to those that are in use."""
-        for name in surplus(arrived.name, [other.resident() for other in self._residents()], self._limits):
-            if self.models[name].is_idle:
-                await self._depart(self.models[name], "unload")
+    def _has_room(self, model: PooledModel, gone: list[PooledModel]) -> bool:
+        """Return True if a model may be opened now; if not, have those leave that can.
+
+        gone: who was told to leave for it, added to
+        """
+        if model.departure is not None:  # it has been asked for while it leaves
+            return False
+        leaving = departures(model.resident(), self._expected(model), self._limits)
+        for name, departure in (leaving or {}).items():
+            gone.append(self.models[name])
+            self._dismiss(self.models[name], departure)
+        present = [other.resident() for other in self._residents() if other is not model]
+        return leaving == {} and departures(model.resident(), present, self._limits) == {}
+
+    def _expected(self, model: PooledModel) -> list[Resident]:
+        """Return the others as they will be when all changes under way are done."""
+        ahead = self._arrivals[: self._arrivals.index(model)]
+        expected = []
+        for other in self.models.values():
+            if other is model or other.footprint is None:
+                continue
+            is_opening = other in self._arrivals and other.occupies == "awake" and other.departure is None
+            if other in ahead or is_opening:
+                expected.append(replace(other.resident(), is_awake=True, is_fixed=True))
+            elif other.departure == "sleep":
+                expected.append(replace(other.resident(), is_awake=False, is_fixed=True))
+            elif other.occupies and other.departure is None:
+                expected.append(other.resident())
+        return expected
 
     def _residents(self) -> list[PooledModel]:
-        return [model for model in self.models.values() if model.engine is not None]
+        return [model for model in self.models.values() if model.occupies]
+
+    def _retire_surplus(self, arrived: PooledModel) -> None:
+        """Unload engines that are too many; `_look_after_idle` comes back to those that are in use."""
+        for name in surplus(arrived.name, [other.resident() for other in self._residents()], self._limits):
+            if self._is_settled(self.models[name]):
+                self._dismiss(self.models[name], "unload")
 
     async def _return(self, model: PooledModel) -> None:
         """Task: load again what has given way in vain."""
@@ -160,58 +192,60 @@ class ModelPool:
         except Exception as error:
             logger.error("The model %s does not return: %s", model.name, error)
 
-    async def _drained(
-        self, leaving: list[PooledModel], until_nobody_waits_for: PooledModel | None = None
-    ) -> bool:
-        """Let these finish their requests; False: they need not leave any more, and go on."""
-        for model in leaving:
-            model.is_leaving = True
-        while any(model.num_users for model in leaving):
-            if until_nobody_waits_for is not None and not until_nobody_waits_for.waiters:
-                for model in leaving:
-                    model.is_leaving = False
-                    model.admit() if model.is_open else None
-                return False
-            self._given_back.clear()
-            await self._given_back.wait()
-        return True
+    def _dismiss(self, model: PooledModel, departure: Departure) -> None:
+        model.departure = departure
+        self._run(self._leave(model))
 
-    async def _depart(self, model: PooledModel, departure: Departure) -> None:
-        """A model without requests gives way; those that come meanwhile have it brought back."""
-        model.is_leaving = True
+    async def _leave(self, model: PooledModel) -> None:
+        """Task: a model gives way once its requests have ended, unless it is recalled before.
+
+        Requests that come meanwhile have it brought back.
+        """
         try:
-            if departure == "sleep":
-                await model.sleep()
-            else:
-                await model.unload()
+            while model.num_users and not model.is_recalled:
+                await self._movement()
+            if not model.num_users:
+                model.keep_s = None
+                await (model.sleep() if model.departure == "sleep" else model.unload())
         except Exception:
             logger.exception("The model %s is unloaded: it could not go to sleep.", model.name)
             await model.unload()
         finally:
-            model.is_leaving = False
-            model.keep_s = None
+            model.departure, model.is_recalled = None, False
+            self._moved.set()
+        if model.is_open:
+            model.admit()
+
+    async def _movement(self) -> None:
+        """Wait until something has changed that plans depend on."""
+        self._moved.clear()
+        await self._moved.wait()
 
     async def _look_after_idle(self) -> None:
         """Task: models that nobody has asked for a while sleep, then go."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for model in self.models.values():
-                if model.engine is not None and self._due(model):
-                    async with self._changing:
-                        if model.engine is not None and (departure := self._due(model)):
-                            await self._depart(model, departure)
+                if self._is_settled(model) and (departure := self._due(model)):
+                    self._dismiss(model, departure)
             if len(residents := self._residents()) > self._served.max_loaded:
-                async with self._changing:
-                    await self._retire_surplus(max(residents, key=lambda model: model.last_used_s))
+                self._retire_surplus(max(residents, key=lambda model: model.last_used_s))
+
+    def _is_settled(self, model: PooledModel) -> bool:
+        """Whether it has an engine that nobody uses, waits for or moves."""
+        is_moved = model.departure is not None or model in self._arrivals
+        return model.engine is not None and model.is_idle and not is_moved
 
     def _due(self, model: PooledModel) -> Departure | None:
-        if not model.is_idle:
-            return None
         if model.expires_in_s() <= 0:
             return "unload"
         sleep_s = model.entry.sleep_after_s
         is_due = sleep_s and model.state == "loaded" and time.monotonic() - model.last_used_s >= sleep_s
         return "sleep" if is_due else None
+
+    def _tell(self, name: str, state: str) -> None:
+        self.feed.tell(name, state)
+        self._moved.set()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

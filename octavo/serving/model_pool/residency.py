@@ -23,6 +23,8 @@ class Resident:
     footprint: Footprint
     is_awake: bool = True
     is_busy: bool = False
+    is_fixed: bool = False
+    """It is coming or going, or has been promised its place: it cannot be moved now."""
     last_used_s: float = 0.0
 
 
@@ -42,24 +44,27 @@ class Limits:
         return host <= self.host_bytes and gpu <= self.gpu_bytes
 
 
-def departures(arriving: Resident, residents: Sequence[Resident], limits: Limits) -> Mapping[str, Departure]:
-    """Return what the others must do before `arriving` can be awake, by name.
+def departures(
+    arriving: Resident, residents: Sequence[Resident], limits: Limits
+) -> Mapping[str, Departure] | None:
+    """Return what the others must do before `arriving` can be awake, by name; None: one that is fixed bars it.
 
     residents: all others that have an engine. Raises ConfigError for a model that is too big even alone.
     """
     if not limits.hold([arriving.footprint], []):
         raise ConfigError(_too_big(arriving.footprint, limits))
     others = sorted(residents, key=lambda r: (r.is_busy, r.last_used_s))
-    leaving: dict[str, Departure] = {
-        r.name: "sleep" for r in others if r.is_awake and not limits.served.may_share(r.name, arriving.name)
-    }
-    for r in others:
+    strangers = [r for r in others if r.is_awake and not limits.served.may_share(r.name, arriving.name)]
+    movable = [r for r in others if not r.is_fixed]
+    leaving: dict[str, Departure] = {r.name: "sleep" for r in strangers}
+    for r in movable:
         if r.is_awake and not _fit(arriving, others, leaving, limits):
             leaving.setdefault(r.name, "sleep")
-    for r in sorted(others, key=lambda r: r.is_awake and r.name not in leaving):
+    for r in sorted(movable, key=lambda r: r.is_awake and r.name not in leaving):
         if not _fit(arriving, others, leaving, limits):
             leaving[r.name] = "unload"
-    return leaving
+    is_barred = any(r.is_fixed for r in strangers) or not _fit(arriving, others, leaving, limits)
+    return None if is_barred else leaving
 
 
 def surplus(arrived: str, residents: Sequence[Resident], limits: Limits) -> list[str]:

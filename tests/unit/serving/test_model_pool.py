@@ -17,6 +17,7 @@ from octavo.serving.model_pool.footprint import Footprint
 from tests.fakes import fake_config
 
 GIB = 1 << 30
+SIZES = {"huge": 100, "big": 8}
 pytestmark = pytest.mark.asyncio
 
 
@@ -26,6 +27,8 @@ class FakeEngine:
     log: list
     faults: dict
     gates: dict
+    held: dict
+    most: int
 
     def __init__(self, config, **_):
         self.name, self.is_asleep = config.served_names[0], False
@@ -36,8 +39,14 @@ class FakeEngine:
         await self.dead.wait()
         return BadCheckpoint("it has died")
 
+    def hold(self, gib):
+        self.held[self.name] = gib
+        FakeEngine.most = max(self.most, sum(self.held.values()))
+
     async def start(self):
         self.log.append(f"load {self.name}")
+        self.hold(SIZES.get(self.name, 4))
+        await asyncio.sleep(0)
         if gate := self.gates.get(self.name):
             await gate.wait()
         if fault := self.faults.get(self.name):
@@ -46,18 +55,25 @@ class FakeEngine:
     async def sleep(self, level):
         self.log.append(f"sleep {self.name}")
         self.is_asleep = True
+        await asyncio.sleep(0)
+        self.hold(1)
 
     async def wake_up(self):
         self.log.append(f"wake {self.name}")
+        self.hold(SIZES.get(self.name, 4))
+        await asyncio.sleep(0)
         self.is_asleep = False
 
     async def shutdown(self, **_):
         self.log.append(f"end {self.name}")
+        await asyncio.sleep(0)
+        self.hold(0)
 
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch):
     FakeEngine.log, FakeEngine.faults, FakeEngine.gates = [], {}, {}
+    FakeEngine.held, FakeEngine.most = {}, 0
 
     def resolve(args):
         config = fake_config()
@@ -68,8 +84,7 @@ def _fakes(monkeypatch):
         return config
 
     async def measure(config, host_bytes, gpu_bytes):
-        size = 100 if config.served_names[0] == "huge" else 4
-        return Footprint(size * GIB, GIB)
+        return Footprint(SIZES.get(config.served_names[0], 4) * GIB, GIB)
 
     monkeypatch.setattr(pooled_model, "AsyncLLM", FakeEngine)
     monkeypatch.setattr(pooled_model, "resolve", resolve)
@@ -150,6 +165,63 @@ async def test_a_leaving_model_finishes_its_requests_and_returns_for_new_ones():
         await asyncio.sleep(0.01)
         await asyncio.gather(first, arriving, *(ask(engines, name, 0.01) for name in "aba"))
         assert FakeEngine.log == ["load a", "sleep a", "load b", "sleep b", "wake a"]
+
+
+async def settled():
+    """Let tasks run that wait for nothing but each other."""
+    for _ in range(30):
+        await asyncio.sleep(0.001)
+
+
+async def test_a_slow_load_delays_nobody_who_fits_beside_it():
+    FakeEngine.gates["slow"] = asyncio.Event()
+    async with running(entry("slow"), entry("a"), entry("b"), memory=10) as engines:
+        slow = asyncio.create_task(ask(engines, "slow"))
+        await settled()
+        for name in "aba":
+            await ask(engines, name)
+        assert FakeEngine.log == ["load slow", "load a", "sleep a", "load b", "sleep b", "wake a"]
+        assert not slow.done() and FakeEngine.most <= 10
+        FakeEngine.gates["slow"].set()
+        await slow
+
+
+async def test_who_needs_the_memory_of_a_loading_model_waits_for_it():
+    FakeEngine.gates["slow"] = asyncio.Event()
+    async with running(entry("slow"), entry("a"), memory=6) as engines:
+        both = [asyncio.create_task(ask(engines, name)) for name in ("slow", "a")]
+        await settled()
+        assert FakeEngine.log == ["load slow"]
+        FakeEngine.gates["slow"].set()
+        await asyncio.gather(*both)
+        assert FakeEngine.log == ["load slow", "sleep slow", "load a"] and FakeEngine.most <= 6
+
+
+async def test_a_later_arrival_leaves_an_earlier_one_its_place():
+    """c would fit beside a model that loads; then big, which came first, would wait for both."""
+    FakeEngine.gates["slow"] = asyncio.Event()
+    async with running(entry("slow"), entry("big"), entry("c")) as engines:
+        asked = []
+        for name in ("slow", "big", "c"):
+            asked.append(asyncio.create_task(ask(engines, name)))
+            await settled()
+        assert FakeEngine.log == ["load slow"]
+        FakeEngine.gates["slow"].set()
+        await asyncio.gather(*asked)
+        loads = [line for line in FakeEngine.log if line.startswith("load")]
+        assert loads == ["load slow", "load big", "load c"] and FakeEngine.most <= 9
+
+
+async def test_groups_keep_a_model_from_one_that_is_loading():
+    FakeEngine.gates["slow"] = asyncio.Event()
+    groups = (frozenset(["slow", "a"]), frozenset(["b"]))
+    async with running(entry("slow"), entry("a"), entry("b"), memory=99, groups=groups) as engines:
+        slow, alone = (asyncio.create_task(ask(engines, name)) for name in ("slow", "b"))
+        await settled()
+        assert FakeEngine.log == ["load slow"]
+        FakeEngine.gates["slow"].set()
+        await asyncio.gather(slow, alone)
+        assert FakeEngine.log == ["load slow", "sleep slow", "load b"]
 
 
 async def test_a_client_that_leaves_while_another_model_drains_lets_that_stay():
@@ -266,6 +338,30 @@ async def test_unload_waits_for_requests():
         await engines.pool.unload(engines.model("a"))  # nothing to do
 
 
+async def test_unloading_goes_on_when_who_asked_for_it_has_left():
+    async with running() as engines:
+        first = asyncio.create_task(ask(engines, "a", 0.03))
+        await settled()
+        asked = asyncio.create_task(engines.pool.unload(engines.model("a")))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await first
+        await settled()
+        assert state(engines, "a") == ["unloaded"]
+        await ask(engines, "a")
+
+
+async def test_a_model_that_waits_for_a_dead_one_comes():
+    async with running(memory=4) as engines:
+        with await engines.borrow("a"):
+            waiting = asyncio.create_task(ask(engines, "b"))
+            await settled()
+            assert not waiting.done()
+            engines.of("a").dead.set()
+            await settled()
+        await asyncio.wait_for(waiting, 1.0)
+
+
 async def test_the_end_of_the_server_is_told_to_who_waits():
     FakeEngine.gates["a"] = asyncio.Event()
     async with running() as engines:
@@ -324,5 +420,5 @@ async def test_random_requests_never_meet_a_model_that_is_not_there():
 
         await asyncio.gather(*(one(*pair) for pair in enumerate(names)))
         models = [engines.model(name) for name in "abc"]
-        assert all(model.num_users == 0 and not model.waiters and not model.is_leaving for model in models)
-        assert "wake" in " ".join(FakeEngine.log)
+        assert all(model.num_users == 0 and not model.waiters and not model.departure for model in models)
+        assert "wake" in " ".join(FakeEngine.log) and FakeEngine.most <= 6

@@ -66,6 +66,14 @@ def test_what_is_too_big_drives_nobody_out():
         departures(resident("new", 11), [resident("a")], limits())
 
 
+def test_what_is_fixed_is_not_moved():
+    fixed = resident("a", is_fixed=True)
+    assert departures(NEW, [fixed, resident("b", used=1)], limits(host=9)) == {"b": "sleep"}
+    assert departures(NEW, [fixed], limits(host=7)) is None
+    assert departures(NEW, [fixed], limits(groups=[("new",), ("a",)])) is None
+    assert departures(NEW, [fixed, resident("b", asleep=3, is_awake=False)], limits(host=8)) == {"b": "unload"}
+
+
 def test_gpus_count_apart():
     new = dataclasses.replace(NEW, footprint=footprint(1, 1, gpu_awake=7, gpu_asleep=1))
     other = dataclasses.replace(new, name="a")
