@@ -119,7 +119,6 @@ def plot_trade_off(
     figure.savefig(path)
 
 
-
 def _draw_requests(axes: Any, result: Mapping[str, Any]) -> None:
     starts = np.asarray(result["start_times"]) - min(result["start_times"])
     first, whole = np.asarray(result["ttfts"]), np.asarray(result["latencies"])

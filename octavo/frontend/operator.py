@@ -44,8 +44,8 @@ class Operator(WeightUpdates):
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause, and give up memory until `wake_up`.
 
-        level: 0 none; 1 the KV cache, and on a GPU its copy of the weights; 2 the weights too, which are then
-        read from the checkpoint again
+        level: 0 none; 1 the KV cache, and of a GPU the weights, which wait in host memory; 2 all weights,
+        which are then read from the checkpoint again
         mode: what becomes of open requests (abort, wait, keep); those kept are computed anew
         """
         if level not in (0, 1, 2):

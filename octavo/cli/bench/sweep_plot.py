@@ -11,7 +11,7 @@ from octavo.cli.flags import add_flags, options
 
 EXAMPLES = """\
   octavo bench sweep plot results/first --var-x max_concurrency --curve-by max_num_seqs
-  octavo bench sweep plot results/first --row-by model --col-by dtype --filter-by "p99_ttft_ms<2000" --scale-y log
+  octavo bench sweep plot results/first --row-by model --filter-by "p99_ttft_ms<2000" --scale-y log
 """
 
 

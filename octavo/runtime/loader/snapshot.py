@@ -228,6 +228,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield from _tensors(entry)
 
 
+def loaded_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield what loading filled, on whatever device; some share their memory."""
+    yield from model.parameters()
+    yield from model.buffers()
+    for _, layer in _layers(model):
+        yield from (parameter.data for parameter in layer.vectors.values())
+        for owner in (layer, *layer.matrices):
+            for name, value in vars(owner).items():
+                yield from _tensors(value) if name not in _INNER else ()
+
+
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, Layer))
 

@@ -35,7 +35,11 @@ class ModelRunner:
     def equip(self, replayer: Replayer) -> None:
         """Compute by `replayer`, which refers to the cache as allocated now."""
         self._replayer = replayer
-        replayer.warm_up()
+
+    def warm_up(self) -> None:
+        """Prepare usual steps before there are requests; else each is prepared when it comes up."""
+        assert self._replayer is not None
+        self._replayer.warm_up()
 
     def strip(self) -> None:
         """Let the model go, and what was prepared to replay it."""

@@ -40,6 +40,7 @@ from octavo.runtime.weight_transfer.receiver import WeightReceiver
 from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
+from octavo.runtime.worker.host_copy import HostCopy
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
 from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
@@ -84,6 +85,7 @@ class Worker:
         self._adapters: AdaptersPart | None = None
         self._soft_prompts: SoftPromptsPart | None = None
         self._media: MediaPart | None = None
+        self._host_copy = HostCopy(self._platform.device)
         self._staged = StagedWeights(self._load)
         keeps = self._parallel.world.is_first
         self._receiver = WeightReceiver(self._platform.device, self._load, self._staged.put, keeps=keeps)
@@ -148,6 +150,7 @@ class Worker:
         store, rank = plan.store, self._parallel.world.rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
         self._equip()
+        self._runner.warm_up()
 
     def _make_runner(self, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
@@ -293,23 +296,29 @@ class Worker:
     @property
     def model(self) -> Model:
         """Return the loaded model."""
-        assert self._model is not None, "the weights have been given up"
+        assert self._model is not None and self._has_weights, "the weights have been given up"
         return self._model
+
+    @property
+    def _has_weights(self) -> bool:
+        return self._model is not None and not self._host_copy.is_away
 
     def sleep(self, parts: list[str], *, discard_weights: bool = False) -> None:
         """Give up memory until `wake_up`: of the KV cache, of the weights.
 
         Weights that the CPU computes with are in host memory already: they stay, unless they are discarded. A
-        GPU's are read from the checkpoint again in any case.
+        GPU's are copied there, if it has room; else they will be read from the checkpoint again.
         """
         self._runner.strip()
         self.reset_encoder_cache()
         if "kv_cache" in parts:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
-            self._model = self._drafter = None
             if self._drafts is not None:
                 self._drafts.strip()
+            if discard_weights or not self._host_copy.give_up(self.model, self._drafter):
+                self._model = self._drafter = None
+                self._host_copy.forget()
         _free_unused()
 
     def wake_up(self, parts: list[str]) -> bool:
@@ -317,13 +326,15 @@ class Worker:
         reads = "weights" in parts and self._model is None
         if reads:
             self._load_weights()
+        elif "weights" in parts and self._host_copy.is_away:
+            self._host_copy.bring_back()
         if "kv_cache" in parts:
             self._cache.allocate()
         self._equip_if_awake()
         return reads
 
     def _equip_if_awake(self) -> None:
-        if self._model is not None and (self._cache.num_bytes or not self._model.cache_layers):
+        if self._has_weights and (self._cache.num_bytes or not self.model.cache_layers):
             self._equip()
 
     def drop_staged_weights(self) -> None:
@@ -338,6 +349,7 @@ class Worker:
         """
         self._runner.strip()
         self.reset_encoder_cache()
+        self._host_copy.forget()
         self._config, self._model, self._drafter, path = self._staged.take()
         self._receiver.note_use()
         self._equip_if_awake()
@@ -351,8 +363,10 @@ class Worker:
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
             "pp_rank": self._parallel.pp.rank,
-            "weight_bytes": sum(part.weight_bytes for part in (self._model, self._drafter) if part),
-            "host_weight_bytes": 0 if self._model is None else self._model.host_weight_bytes,
+            "weight_bytes": sum(
+                part.weight_bytes for part in (self._model, self._drafter) if part and self._has_weights
+            ),
+            "host_weight_bytes": self.model.host_weight_bytes if self._has_weights else 0,
             "kv_cache_bytes": self._cache.num_bytes,
             "packed_matrices": {} if self._model is None else packed_matrices(self._model),
         }

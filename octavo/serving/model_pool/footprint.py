@@ -54,9 +54,12 @@ async def measure(config: EngineConfig, host_bytes: int, gpu_bytes: int) -> Foot
         return _on_host(plan["weight_bytes"], plan["kv_bytes"], plan["table_bytes"] + plan["host_bytes"])
     used = ("weight_bytes", "step_bytes", "recorded_bytes", "table_bytes", "adapter_bytes", "kv_bytes")
     host = _PROCESS_BYTES + (plan["host_weight_bytes"] + plan["host_bytes"]) * plan["num_ranks"]
+    copy = (plan["weight_bytes"] - plan["host_weight_bytes"]) * plan["num_ranks"]
+    if host + copy <= host_bytes:  # else the engine keeps no copy for its sleep
+        host += copy
     return Footprint(
         host_awake=host,
-        host_asleep=host + (plan["weight_bytes"] - plan["host_weight_bytes"]) * plan["num_ranks"],
+        host_asleep=host,
         gpu_awake=_CONTEXT_BYTES + sum(plan[name] for name in used) - plan["host_weight_bytes"],
         gpu_asleep=_CONTEXT_BYTES,
         cache_bytes=plan["kv_bytes"],

@@ -2,10 +2,10 @@
 
 A request borrows its model. One that is not open is brought first: the request waits, and so do all that come
 meanwhile. Each model comes and goes by a task of its own, so a slow load delays only who needs its memory.
-Plans are made one at a time, in the order of the arrivals: what an earlier arrival will take is taken, and a
-model that is coming or going is not moved by another's plan. Models that must give way finish the requests
-they have; new ones of theirs wait until they are back. If the arriving model cannot be loaded, those that gave
-way to it return.
+Who may come is planned in the order of the arrivals: what an earlier one will take is taken, and a model that
+is coming or going is not moved by another's plan. Models that must give way finish the requests they have;
+new ones of theirs wait until they are back. If the arriving model cannot be loaded, those that gave way to it
+return.
 """
 
 import asyncio
@@ -44,6 +44,8 @@ class ModelPool:
     """All models of a server, used from one event loop."""
 
     def __init__(self, served: ServedModels, limits: Limits, on_crash: OnCrash) -> None:
+        self._moved = asyncio.Event()
+        """Set when a request has ended, nobody waits any more, or a model has come or gone."""
         self.feed = Feed()
         """Of changes of state."""
         self.models = {entry.name: PooledModel(entry, on_crash, self._tell) for entry in served.entries}
@@ -115,12 +117,10 @@ class ModelPool:
 
     async def unload(self, model: PooledModel) -> None:
         """End its engine when its requests have ended."""
-        while model.departure is not None or model in self._arrivals:
-            await self._movement()
+        await self._rest(model)
         if model.engine is not None:
             self._dismiss(model, "unload")
-        while model.departure is not None:
-            await self._movement()
+            await self._rest(model)
 
     async def _bring(self, model: PooledModel) -> None:
         """Task: open a model once there is room for it, unless nobody waits for it any more."""
@@ -215,6 +215,11 @@ class ModelPool:
             self._moved.set()
         if model.is_open:
             model.admit()
+
+    async def _rest(self, model: PooledModel) -> None:
+        """Wait until a model neither comes nor goes."""
+        while model.departure is not None or model in self._arrivals:
+            await self._movement()
 
     async def _movement(self) -> None:
         """Wait until something has changed that plans depend on."""

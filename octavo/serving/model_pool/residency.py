@@ -47,7 +47,7 @@ class Limits:
 def departures(
     arriving: Resident, residents: Sequence[Resident], limits: Limits
 ) -> Mapping[str, Departure] | None:
-    """Return what the others must do before `arriving` can be awake, by name; None: one that is fixed bars it.
+    """Return what the others must do before `arriving` can be awake, by name; None: a fixed one bars it.
 
     residents: all others that have an engine. Raises ConfigError for a model that is too big even alone.
     """

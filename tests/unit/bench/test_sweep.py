@@ -9,8 +9,8 @@ import pytest
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.bench.server_process import url_of
 from octavo.bench.startup import StartupOptions, measure_startup
-from octavo.bench.sweep.experiment import Experiment, ExperimentOptions
 from octavo.bench.sweep import plot
+from octavo.bench.sweep.experiment import Experiment, ExperimentOptions
 from octavo.bench.sweep.plot import ParetoOptions, PlotOptions, pareto_front, plot_pareto, plot_sweep
 from octavo.bench.sweep.serve import SweepOptions, WorkloadOptions, sweep_serve, sweep_workloads
 from octavo.bench.sweep.settings import applied, name_of, read_settings
@@ -208,24 +208,32 @@ def test_a_grid_of_drawings(tmp_path, monkeypatch):
     assert list(grid) == [(f"dtype={d}", f"tp={n}") for d in ("bf16", "int8") for n in (1, 2, 10)]
     assert grid["dtype=bf16", "tp=1"] == {"": [(0.0, 6.0, pytest.approx(2**0.5))]}
     assert style.scales == ("log", "linear") and style.height == 6.4 and style.dpi == 300
-    plot_sweep(tmp_path, PlotOptions(**options, filter_by="dtype==bf16,tp!=1.0,y>5", error_bars=False, fig_name="F"))
-    assert drawn["F.png"][0] == {
-        ("dtype=bf16", f"tp={n}"): {"": [(0.0, 7.0, 0.0)]} for n in (2, 10)
-    }
+    plot_sweep(
+        tmp_path, PlotOptions(**options, filter_by="dtype==bf16,tp!=1.0,y>5", error_bars=False, fig_name="F")
+    )
+    assert drawn["F.png"][0] == {("dtype=bf16", f"tp={n}"): {"": [(n // 10 * 20, 7.0, 0.0)]} for n in (2, 10)}
     drawn.clear()
-    assert plot_sweep(tmp_path, PlotOptions(**options, fig_by="tp", dry_run=True))[2].name == "FIGURE-tp=10.png"
+    assert (
+        plot_sweep(tmp_path, PlotOptions(**options, fig_by="tp", dry_run=True))[2].name == "FIGURE-tp=10.png"
+    )
     assert not drawn
     for wrong, text in (
-        ({"bin_by": "x%0"}, "positive size"), ({"bin_by": "x"}, "must look like"), ({"row_by": "z"}, "no field 'z'"),
-        ({"filter_by": "x<a"}, "'a' is no number"), ({"filter_by": "x>99"}, "No result fulfils"), ({"fig_dpi": 0}, "positive"),
-    ):  # fmt: skip
+        ({"bin_by": "x%0"}, "positive size"),
+        ({"bin_by": "x"}, "must look like"),
+        ({"row_by": "z"}, "no field 'z'"),
+        ({"filter_by": "x<a"}, "'a' is no number"),
+        ({"filter_by": "x>99"}, "No result fulfils"),
+        ({"fig_dpi": 0}, "positive"),
+    ):
         with pytest.raises(ConfigError, match=text):
             plot_sweep(tmp_path, PlotOptions(**options | wrong))
 
 
 def test_pareto_points_per_user_and_device(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plot, "plot_trade_off", lambda points, front, labels, path: drawn.append((points, front, path)))
+    monkeypatch.setattr(
+        plot, "plot_trade_off", lambda points, front, labels, path: drawn.append((points, front, path))
+    )
     rows = [
         {"max_concurrency": 2, "tensor-parallel-size": 2, "output_throughput": 40},
         {"max_concurrency": None, "request_rate": 4, "output_throughput": 20},

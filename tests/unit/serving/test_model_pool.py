@@ -142,6 +142,7 @@ async def test_engines_beyond_the_most_go_once_the_new_one_is_there():
     async with running(max_loaded=2) as engines:
         for name in "abc":
             await ask(engines, name)
+        await settled()
         assert FakeEngine.log == ["load a", "load b", "sleep a", "load c", "end a"]
         assert state(engines, "a", "b", "c") == ["unloaded", "loaded", "loaded"]
 
@@ -420,5 +421,6 @@ async def test_random_requests_never_meet_a_model_that_is_not_there():
 
         await asyncio.gather(*(one(*pair) for pair in enumerate(names)))
         models = [engines.model(name) for name in "abc"]
+        await settled()
         assert all(model.num_users == 0 and not model.waiters and not model.departure for model in models)
         assert "wake" in " ".join(FakeEngine.log) and FakeEngine.most <= 6

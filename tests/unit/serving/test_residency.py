@@ -71,7 +71,9 @@ def test_what_is_fixed_is_not_moved():
     assert departures(NEW, [fixed, resident("b", used=1)], limits(host=9)) == {"b": "sleep"}
     assert departures(NEW, [fixed], limits(host=7)) is None
     assert departures(NEW, [fixed], limits(groups=[("new",), ("a",)])) is None
-    assert departures(NEW, [fixed, resident("b", asleep=3, is_awake=False)], limits(host=8)) == {"b": "unload"}
+    assert departures(NEW, [fixed, resident("b", asleep=3, is_awake=False)], limits(host=8)) == {
+        "b": "unload"
+    }
 
 
 def test_gpus_count_apart():
