@@ -343,10 +343,7 @@ class Worker:
         self._staged.drop()
 
     def use_staged_weights(self) -> str:
-        """Compute with the weights that wait; no step may be in flight. Return where they can be read again.
-
-        "" = nowhere.
-        """
+        """Compute with the weights that wait, while no step is in flight. Return their files' path, or ""."""
         self._runner.strip()
         self.reset_encoder_cache()
         self._host_copy.forget()
@@ -358,15 +355,14 @@ class Worker:
 
     def describe(self) -> dict[str, Any]:
         """Return what this rank holds, as plain types."""
+        parts = (self.model, self._drafter) if self._has_weights else ()
         return {
             "device": str(self._platform.device),
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
             "pp_rank": self._parallel.pp.rank,
-            "weight_bytes": sum(
-                part.weight_bytes for part in (self._model, self._drafter) if part and self._has_weights
-            ),
-            "host_weight_bytes": self.model.host_weight_bytes if self._has_weights else 0,
+            "weight_bytes": sum(part.weight_bytes for part in parts if part),
+            "host_weight_bytes": self.model.host_weight_bytes if parts else 0,
             "kv_cache_bytes": self._cache.num_bytes,
             "packed_matrices": {} if self._model is None else packed_matrices(self._model),
         }
