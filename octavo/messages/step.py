@@ -112,8 +112,6 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False, tag="step"):
     """By place in `request_ids`: tokens that the workers shall guess behind what is sampled; [] = none."""
     num_taken: dict[int, int] = {}
     """By place in `request_ids`: drafts that count as true, whether they are or not; the next one is not."""
-    last_tokens: dict[int, int] = {}
-    """By place in `request_ids`: the token sampled last, for stages that have not sampled it."""
 
     @property
     def num_tokens(self) -> int:

@@ -109,14 +109,6 @@ class StepPlan:
             for matcher in (request.matcher, *self.matchers_ahead.get(place, ()))
         ]
 
-    def last_tokens(self) -> dict[int, int]:
-        """Return the known last tokens that are computed in this step, by place in `requests`."""
-        return {
-            place: request.token_ids[-1]
-            for place, (request, computed) in enumerate(zip(self.requests, self.num_computed, strict=True))
-            if computed == len(request.token_ids) - 1
-        }
-
     def to_output(
         self, released_ids: list[str], block_copies: list[tuple[Place, Place]], token_masks: TokenMasks | None
     ) -> SchedulerOutput:

@@ -82,6 +82,8 @@ class Request:
     """Tokens whose keys and values are in the cache once all steps given so far have run."""
     num_in_flight: int = 0
     """Steps given to the executor and not read back."""
+    last_step: int = -1
+    """Number of the last step that has a part of it; kept where stages take turns."""
     num_computed_before: int = 0
     """`num_computed` when the last step that has a part of this request began; 0 when it started in it."""
     routine_until: int = 0

@@ -36,6 +36,7 @@ from octavo.engine.scheduler.rules import (
     feature_rules,
 )
 from octavo.engine.scheduler.stops import take_given_outputs
+from octavo.engine.scheduler.turns import StageTurns
 from octavo.engine.scheduler.update import last_output, read_results, tokens_to_feed
 from octavo.engine.speculation.lookahead import Lookahead
 from octavo.engine.structured.matchers import RequestMatchers
@@ -63,15 +64,14 @@ class Scheduler:
         pin_share: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """matchers: for constrained requests; num_stages: more than 1, and requests wait for their tokens.
+        """matchers: for constrained requests; num_stages: which take turns with the requests.
 
         pin_share: of the blocks, for beginnings that are to stay; clock: in seconds
         """
-        self._num_stages = num_stages
+        self._turns = StageTurns(num_stages)
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
-        self._max_model_len = max_model_len
-        self._max_chunk = config.max_chunk
+        self._max_model_len, self._max_chunk = max_model_len, config.max_chunk
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
         self.pins = Pins(self.kv, pin_share, clock)
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs, self.pins)
@@ -168,7 +168,7 @@ class Scheduler:
         self._unmasked = plan if plan.constrained else None
         step = plan.to_output(tracker.take_released(), self.kv.take_copies(), self.take_masks())
         step.block_contents, step.block_saves = self.kv.shared.take_leaving(), self.kv.take_saves()
-        step.last_tokens = plan.last_tokens() if self._num_stages > 1 else {}
+        self._turns.end(plan)
         return step
 
     @property
@@ -179,7 +179,7 @@ class Scheduler:
     @property
     def awaits_results(self) -> bool:
         """Return True if the next step gains by the tokens of those in flight, more than by being in time."""
-        if self._num_stages > 1 or not self._in_flight:  # stages compute other requests meanwhile
+        if self._turns.is_piped or not self._in_flight:  # stages compute other requests meanwhile
             return False
         return self._lookahead.awaits_results(self._tracker.running)
 
@@ -241,11 +241,11 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, order: list[Request]) -> None:
         """Serve running requests in `order`; each leaves a token for every one behind it."""
         ahead = self._lookahead.begin(order)
-        is_piped, share = self._num_stages > 1, -(-len(order) // self._num_stages)
+        turns = self._turns.begin(order, plan.step_id)
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
             if plan.num_tokens_left <= 0:
                 return
-            if is_piped and (request.num_pending or len(plan.requests) >= share):
+            if turns and turns.leaves_out(request, plan):
                 continue
             if ahead and request in ahead:
                 if request.awaits_length:

@@ -4,8 +4,9 @@ Made once by the worker, given to constructors through `BuildContext`; nothing a
 In a group of one rank every collective returns its argument.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -16,6 +17,7 @@ from octavo.runtime.distributed.peers import Peers
 from octavo.runtime.kernels.sampling import Choice
 
 _LAUNCHED = "env://"
+_MOST_UNDER_WAY = 4
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _gather: Callable[..., object] = getattr(  # its name from torch 2.13 on
     distributed, "all_gather_single", distributed.all_gather_into_tensor
@@ -31,6 +33,8 @@ class Group:
     process_group: distributed.ProcessGroup | None = None
     peers: Peers | None = None
     """Where the ranks see each other's memory."""
+    under_way: deque[tuple[distributed.Work | None, Tensor]] = field(default_factory=deque, compare=False)
+    """Tensors that may not have been sent yet."""
 
     @property
     def is_first(self) -> bool:
@@ -93,10 +97,19 @@ class Group:
             distributed.recv(x, group=self.process_group, group_src=self.rank - 1)
         return x
 
-    def send(self, x: Tensor) -> None:
-        """Send a tensor to the rank behind this one."""
-        if self.process_group is not None:
-            distributed.send(x.contiguous(), group=self.process_group, group_dst=self.rank + 1)
+    def send(self, x: Tensor, rank: int | None = None) -> None:
+        """Send a tensor to a rank, the one behind this by default; the device does not wait for it."""
+        if self.process_group is None:
+            return
+        x = x.contiguous()
+        to = self.rank + 1 if rank is None else rank
+        self.under_way.append((distributed.isend(x, group=self.process_group, group_dst=to), x))
+        if len(self.under_way) > _MOST_UNDER_WAY:
+            _wait(self.under_way.popleft()[0])
+
+    def start_receiving(self, x: Tensor, rank: int) -> Callable[[], None]:
+        """Have a rank's tensor written to x; the returned function lets the device wait for it."""
+        return partial(_wait, distributed.irecv(x, group=self.process_group, group_src=rank))
 
 
 ONE = Group()
@@ -110,12 +123,14 @@ class ParallelContext:
     pp:    stages, which have some of the layers each
     ep:    ranks that have some of the experts each; those of tp, or one
     world: all ranks of one replica, stage by stage
+    tokens: as pp; tokens go from the last stage to the first past the hidden states that go the other way
     """
 
     tp: Group = ONE
     pp: Group = ONE
     ep: Group = ONE
     world: Group = ONE
+    tokens: Group = ONE
     layers: range | None = None
     """Of this stage; None = all."""
     is_own: bool = False
@@ -155,8 +170,10 @@ class ParallelContext:
             )
         world = Group(rank, size, distributed.group.WORLD if size > 1 else None)
         stages = [list(range(first, first + tp_size)) for first in range(0, size, tp_size)]
-        tp, pp = _join(world, stages), _join(world, [list(column) for column in zip(*stages, strict=True)])
-        return cls(tp, pp, tp if has_ep else ONE, world, is_own=not is_there)
+        columns = [list(column) for column in zip(*stages, strict=True)]
+        tp, pp = _join(world, stages), _join(world, columns)
+        tokens = _join(world, columns, shares=False) if pp_size > 1 else ONE
+        return cls(tp, pp, tp if has_ep else ONE, world, tokens, is_own=not is_there)
 
     @property
     def first_layer(self) -> int:
@@ -197,9 +214,17 @@ class ParallelContext:
 ALONE = ParallelContext()
 
 
-def _join(world: Group, lists: list[list[int]]) -> Group:
-    """Return the one of these groups of ranks that this rank is in; every rank makes all of them."""
-    if len(lists) == 1:
+def _wait(work: distributed.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _join(world: Group, lists: list[list[int]], *, shares: bool = True) -> Group:
+    """Return the one of these groups of ranks that this rank is in; every rank makes all of them.
+
+    shares: the world's communicator, if that is all of it
+    """
+    if len(lists) == 1 and shares:
         return world
     mine = ONE
     for ranks in lists:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
+from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind, Masked
 from octavo.runtime.transfer import Array
@@ -38,13 +38,3 @@ class Head(StepPart):
     def sample(self, masks: TokenMasks | None) -> None:
         """End the step that waits for masks."""
         raise AssertionError("there is no step to sample")
-
-
-class NoHead(Head):
-    """Ends nothing, in stages before the last."""
-
-    def read(self, request: NewRequest) -> None:
-        """See StepPart: nothing is wanted here."""
-
-    def sample(self, masks: TokenMasks | None) -> None:
-        """Leave it to the last stage."""

@@ -175,7 +175,7 @@ class RequestState:
         return self.token_ids.view(-1)[to_device(places, self.token_ids.device)]
 
     def put_ahead(self, rows: Array, step: SchedulerOutput) -> None:
-        """Put the step's last tokens and drafts behind the known ones of their requests; `flush` sends them.
+        """Put the step's drafts behind the known tokens of their requests; `flush` sends them.
 
         Before, take over the lengths of those whose drafts were verified: all but the last token is computed.
         """
@@ -184,10 +184,6 @@ class RequestState:
                 if row in self._unsettled:
                     self.num_tokens[row] = num_computed + 1
                     self._unsettled.discard(row)
-        for place, token_id in step.last_tokens.items():
-            row, num_computed = int(rows[place]), step.num_computed_tokens[place]
-            self._new_tokens.put(row * self._most_tokens + num_computed, [token_id])
-            self.num_tokens[row] = num_computed + 1
         for place, drafts in step.drafts.items():
             row, num_known = int(rows[place]), step.num_computed_tokens[place] + 1
             self._new_tokens.put(row * self._most_tokens + num_known, drafts)

@@ -21,8 +21,8 @@ from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ONE, ParallelContext
 from octavo.runtime.distributed.peer_setup import connect_peers
-from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
+from octavo.runtime.heads.stage import LastHead, StageHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import Reader, dtype_of, load_model
@@ -163,9 +163,10 @@ class Worker:
         if config.pooling is not None:
             parts: list[StepPart] = [*self._make_media(state), *adapters]
             return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)
-        if not self._parallel.pp.is_last:
+        tokens = self._parallel.tokens
+        if not tokens.is_last:
             parts = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
-            return ModelRunner(make_cache(plan, device), state, NoHead(), parts)
+            return ModelRunner(make_cache(plan, device), state, StageHead(state, tokens), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
             num_rows,
@@ -181,7 +182,8 @@ class Worker:
         sampler.rejection = rejection_of(config.scheduler.speculative_config)
         drafts = [self._drafts] if self._drafts else []
         parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *drafts, *adapters]
-        return ModelRunner(make_cache(plan, device), state, TokenHead(sampler, state), parts)
+        head = TokenHead(sampler, state) if tokens.size == 1 else LastHead(sampler, state, tokens)
+        return ModelRunner(make_cache(plan, device), state, head, parts)
 
     def _make_media(self, state: RequestState) -> list[StepPart]:
         """Return what encodes images and the like, if the model takes some."""
