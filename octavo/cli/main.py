@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": Command("octavo.cli.generate", "answer one or several prompts, all at once"),
     "serve": Command("octavo.cli.serve", "serve a model over HTTP, with OpenAI's API and a page to chat on"),
     "route": Command("octavo.cli.route", "spread requests over several servers"),
+    "scale": Command("octavo.cli.scale", "add replicas to a running server, or drain some"),
     "chat": Command("octavo.cli.chat", "talk to a model in the terminal, here or on a server"),
     "complete": Command("octavo.cli.complete", "continue texts in the terminal, here or on a server"),
     "embed": Command("octavo.cli.embed", "print the vectors of texts"),

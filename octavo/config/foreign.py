@@ -58,9 +58,8 @@ _ENGINE_REFUSED = {
     "Use load_format and safetensors_load_strategy.": "model_loader_extra_config",
     _MEDIA: "mm_encoder_only? ec_transfer_config",
     _NO_CODE: "io_processor_plugin",
-    _REPLICAS: """
-        data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
-    _EXPERTS: "enable_eplb? enable_elastic_ep?",
+    _REPLICAS: "data_parallel_multi_port_external_lb?",
+    _EXPERTS: "enable_eplb?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
     "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",
     "Name an Executor class of your own: distributed_executor_backend.": "worker_cls worker_extension_cls",
@@ -112,7 +111,7 @@ _ENGINE_WITHOUT_EFFECT = {
         video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
         ec_manager_config""",
     _ONE_ENGINE: """
-        data_parallel_external_lb? data_parallel_start_rank data_parallel_address data_parallel_rpc_port
+        data_parallel_external_lb? data_parallel_address data_parallel_rpc_port
         data_parallel_backend
         dp_sync_interval disable_nccl_for_dp_synchronization? aggregate_engine_logging?""",
     _EXPERTS: """

@@ -20,6 +20,16 @@ class ParallelConfig(metaclass=Concern):
     data_parallel_size: int = option(
         1, "Replicas of the model that share nothing; requests are balanced between them."
     )
+    data_parallel_hybrid_lb: bool = option(
+        False,
+        "Start data_parallel_size_local of the replicas here and balance between these; something else does "
+        "between such servers.",
+    )
+    data_parallel_size_local: int = option(0, "Replicas that start here; 0 = all.")
+    data_parallel_start_rank: int = option(0, "Number of the first of them.")
+    enable_elastic_ep: bool = option(
+        False, "Let replicas be added and drained while serving, also beside a single one."
+    )
     nnodes: int = option(1, "Machines that share the ranks of an engine, in equal numbers.")
     node_rank: int = option(0, "Which of them this is; the engine itself runs on node 0.")
     master_addr: str = option("127.0.0.1", "Address of node 0, where it listens for the other nodes.")
@@ -59,7 +69,14 @@ class ParallelConfig(metaclass=Concern):
     @property
     def num_replicas(self) -> int:
         """Return how many replicas start here."""
-        return self.data_parallel_size if self.data_parallel_rank < 0 else 1
+        if self.data_parallel_rank >= 0:
+            return 1
+        return self.data_parallel_size_local or self.data_parallel_size
+
+    @property
+    def first_replica(self) -> int:
+        """Return the number of the first of them."""
+        return max(self.data_parallel_rank, self.data_parallel_start_rank)
 
     @property
     def world_size(self) -> int:

@@ -38,6 +38,7 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
             "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."
         )
         raise Unsupported(f"distributed_executor_backend={text}")
+    _check_replicas(parallel)
     num_processes = (len(parallel.node_ranks) or parallel.world_size) * parallel.num_replicas
     threads = parallel.cpu_threads or max(1, usable_cores() // num_processes)
     if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
@@ -48,6 +49,26 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
     )
+
+
+def _check_replicas(parallel: ParallelConfig) -> None:
+    size, local, start = (
+        parallel.data_parallel_size,
+        parallel.data_parallel_size_local,
+        parallel.data_parallel_start_rank,
+    )
+    if not parallel.data_parallel_hybrid_lb:
+        if local not in (0, size) or start:
+            raise ConfigError(
+                f"data_parallel_size_local={local} and data_parallel_start_rank={start} of {size} replicas need "
+                "data_parallel_hybrid_lb: each server balances between its own."
+            )
+    elif not 0 < local <= size - start or parallel.data_parallel_rank >= 0:
+        raise ConfigError(
+            f"data_parallel_hybrid_lb: data_parallel_size_local ({local}) must be at least 1, "
+            f"data_parallel_start_rank ({start}) + that at most data_parallel_size ({size}), and "
+            "data_parallel_rank is left out."
+        )
 
 
 def _check_nodes(parallel: ParallelConfig) -> None:

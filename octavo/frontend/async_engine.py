@@ -73,6 +73,7 @@ class AsyncLLM(WeightsOnLoop):
     get_metrics = on_loop(Operator.get_metrics)
     get_supported_tasks = on_loop(Operator.get_supported_tasks)
     is_tracing_enabled = on_loop(Operator.is_tracing_enabled)
+    scale_elastic_ep = on_loop(Operator.scale_elastic_ep)
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class AsyncLLM(WeightsOnLoop):
         self._preparation = Preparation()
         self.input_processor.media.tell(self.metrics.note_media, self.metrics.note_prepared_media)
         self.operator.forget_media = self.input_processor.media.clear
+        self.operator.on_scale = partial(setattr, self.input_processor, "num_replicas")
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:

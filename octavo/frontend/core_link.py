@@ -33,8 +33,7 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 GRACE_S = 5.0
 """What a core gets to end by itself before it is killed."""
-_POLL_S = 0.01
-_LATE_POLL_S = 0.5
+_POLL_S, _LATE_POLL_S = 0.01, 0.5
 _SLICE = 16
 """Requests that are sent at a time."""
 
@@ -67,8 +66,7 @@ class CoreLink:
         self.error: EngineDead | None = None
         """Why the core has ended; None while it has not."""
         self._shutdown_timeout = config.front.shutdown_timeout
-        self._learn = learn
-        self._fail = fail
+        self._learn, self._fail = learn, fail
         self._replay = Replay(processor, config.scheduler.max_request_seconds, is_on=replays)
         self._gone = asyncio.Event()
         """Set when the core is gone for good."""
@@ -315,7 +313,9 @@ class CoreLink:
                     case EndRequests():
                         self._end_as_told(news)
                     case LostReplica(request_ids):
-                        self._note_death(request_ids)
+                        if news.is_crash:
+                            self._note_death(request_ids)
+                        self.state.drop(news.replica)
                         if not self._replay.is_on:
                             await self._take(news.to_outputs())
                         await self._send_requests(self._replay.take(request_ids), is_patient=True)

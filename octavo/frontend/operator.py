@@ -26,6 +26,7 @@ T = TypeVar("T")
 _PARTS = ("weights", "kv_cache")
 _TAGS = (*_PARTS, "scheduling")
 _COUNT_S = 1.0
+_NO_SCALING = "One replica stays one: start the server with data_parallel_size > 1 or enable_elastic_ep."
 _LOOK_S = 0.005  # between looks whether an adapter is loaded
 
 
@@ -40,6 +41,8 @@ class Operator(WeightUpdates):
         self._adapter_files = adapter_files
         self._adapters: dict[int, AdapterRef] = {}
         """Those that were added, by id."""
+        self.on_scale: Callable[[int], None] = lambda _: None
+        """Called when there are so many replicas."""
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause, and give up memory until `wake_up`.
@@ -173,6 +176,31 @@ class Operator(WeightUpdates):
             raise RequestError(f"Pinning failed. LoRA {lora_id} is not registered.", "lora_id")
         await self._load(ref, "load_adapter")
         return all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key}))
+
+    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> None:
+        """Have so many replicas here: others are started while these serve, or the last ones are drained.
+
+        drain_timeout: seconds after which requests of a replica that ends go on in others, or end with errors
+        Raises RequestError, and what keeps a new replica from starting; nothing has changed then.
+        """
+        parallel = self._config.parallel
+        if parallel.num_replicas == 1 and not parallel.enable_elastic_ep:
+            raise Unsupported(_NO_SCALING)
+        for name, number, least in (
+            ("new_data_parallel_size", new_data_parallel_size, 1),
+            ("drain_timeout", drain_timeout, 0),
+        ):
+            if type(number) is not int or number < least:
+                raise RequestError(f"{name} must be at least {least}, got {number!r}.", name)
+        if self.is_frozen:
+            raise RequestError("The engine is paused: replicas would not stand still with the others.")
+        now, first = await self.get_weight_version(), self._config.checkpoint.weight_version or "default"
+        if now != first:
+            raise RequestError(f"The weights are {now!r}; a new replica would begin with {first!r}.")
+        arguments = {"count": new_data_parallel_size, "drain_timeout_s": drain_timeout}
+        await self._core.call("scale", arguments)
+        self._metrics.num_replicas = new_data_parallel_size
+        self.on_scale(new_data_parallel_size)
 
     async def list_loras(self) -> set[int]:
         """Return the ids of the adapters that were added."""

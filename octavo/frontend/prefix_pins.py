@@ -60,7 +60,8 @@ async def pin_prefix(engine: AsyncLLM, pin: PinRequest, prompt: PromptType) -> d
     ids = TokensPrompt(prompt_token_ids=request.prompt_token_ids)
     if request.sharing.cache_salt:
         ids["cache_salt"] = request.sharing.cache_salt
-    ranks = [None] if engine.config.parallel.num_replicas == 1 else range(engine.config.parallel.num_replicas)
+    count = engine.input_processor.num_replicas
+    ranks = [None] if count == 1 else range(count)
     try:
         pinned = await engine.core.call("pin_prefix", arguments)
         if pinned is None:

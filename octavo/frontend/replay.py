@@ -89,7 +89,7 @@ class Replay:
 
     def take(self, engine_ids: Collection[str]) -> list[EngineRequest]:
         """Return what the next core is to do of these; suspects wait for `take_next`."""
-        if not self.is_on:
+        if not self.is_on or not engine_ids:
             return []
         held = {engine_id for ids in self._suspects.values() for engine_id in ids}
         free = [engine_id for engine_id in engine_ids if engine_id not in held]

@@ -67,6 +67,13 @@ class TransferEnd(msgspec.Struct):
     weight_version: str | None = None
 
 
+class NewSize(msgspec.Struct):
+    """How many replicas to have, and how long those that end may take."""
+
+    new_data_parallel_size: int
+    drain_timeout: int = 300
+
+
 class NewVersion(msgspec.Struct):
     """How the weights are called from now on."""
 
@@ -232,6 +239,7 @@ VERBS = [
         message="Weight update finished",
     ),
     Verb("/update_weight_version", Operator.update_weight_version, body=NewVersion, status="updated"),
+    Verb("/scale_elastic_ep", Operator.scale_elastic_ep, body=NewSize, message="Scaled"),
     Verb("/release_kv_cache_memory", Operator.release_kv_cache_memory),
     Verb("/reset_prefix_cache", Operator.reset_prefix_cache, query=_RESET),
     Verb("/reset_mm_cache", Operator.reset_mm_cache),

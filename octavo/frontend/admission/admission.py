@@ -55,10 +55,14 @@ class Admission:
         """Of this front."""
         self.num_waiting_tokens = 0
         self._usage = usage or QueueUsage.alone()
-        self._num_seats = config.scheduler.max_num_seqs * config.parallel.num_replicas
+        self._seats_each = config.scheduler.max_num_seqs
         self._max_queued = config.front.max_num_queued_reqs
         self._max_tokens = config.front.max_num_queued_tokens
         self._metrics = metrics
+
+    @property
+    def _num_seats(self) -> int:
+        return self._seats_each * self._metrics.num_replicas
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
         """Raise Overloaded when a request of this size would have to be refused now, RequestError if always.

@@ -24,6 +24,7 @@ from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, 
 
 logger = get_logger(__name__)
 _RETRY_S = 2.0
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class LostReplica:
     request_ids: list[str]
     error: str
     replica: int
+    is_crash: bool = True
+    """Otherwise it was drained."""
 
     def to_outputs(self) -> EngineOutputs:
         """Return the end of these requests."""
@@ -48,8 +51,8 @@ class BalancedDoor:
 
     def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], Door]) -> None:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
-        count = config.parallel.num_replicas
-        self.doors = [make_door(_of_replica(config, index)) for index in range(count)]
+        self._make_door = lambda index: make_door(_of_replica(config, index))
+        self.doors = [self._make_door(index) for index in range(config.parallel.num_replicas)]
         self.on_return: Callable[[int], None] = lambda _: None
         """Called when another core has taken the place of a lost replica."""
         self.keeps_requests = False
@@ -60,6 +63,8 @@ class BalancedDoor:
         )
         self._news: asyncio.Queue[_News | EngineDead | None] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []
+        self._scaling = asyncio.Lock()
+        self._num_wanted = len(self.doors)
         self._closing = False
         self._gone: set[int] = set()
         """Replicas that stay away."""
@@ -84,7 +89,59 @@ class BalancedDoor:
                 raise error
         self._tasks = [asyncio.create_task(self._follow(index)) for index in range(len(self.doors))]
         ready = [start for start in starts if isinstance(start, Ready)]
-        return min(ready, key=lambda answer: (answer.max_model_len, answer.plan.num_blocks))
+        self._ready = min(ready, key=lambda answer: (answer.max_model_len, answer.plan.num_blocks))
+        return self._ready
+
+    async def scale(self, count: int, drain_timeout_s: float) -> None:
+        """Have so many replicas: start others while those that are there serve, or drain the last ones.
+
+        What is open at a replica after `drain_timeout_s` goes on in the others, or ends with an error.
+        Raises what keeps a new one from starting; then nothing has changed.
+        """
+        async with self._scaling:
+            self._num_wanted = count
+            if count > len(self.doors):
+                try:
+                    await self._add_replicas(count)
+                except BaseException:
+                    self._num_wanted = len(self.doors)
+                    raise
+            while count < len(self.doors):
+                await self._drain_last(drain_timeout_s)
+
+    async def _add_replicas(self, count: int) -> None:
+        added = [self._make_door(index) for index in range(len(self.doors), count)]
+        starts = await asyncio.gather(*(door.start() for door in added), return_exceptions=True)
+        errors = [start for start in starts if isinstance(start, BaseException)]
+        shortest = min((x.max_model_len for x in starts if isinstance(x, Ready)), default=0)
+        if not errors and shortest < (promised := self._ready.max_model_len):
+            text = f"A new replica has room for {shortest} tokens per request; the others have {promised}."
+            errors = [ConfigError(text)]
+        if errors:
+            await asyncio.gather(*(door.close() for door in added))
+            raise errors[0]
+        first = len(self.doors)
+        self.doors += added
+        self._balancer.resize(count)
+        self._tasks += [asyncio.create_task(self._follow(index)) for index in range(first, count)]
+
+    async def _drain_last(self, timeout_s: float) -> None:
+        index = len(self.doors) - 1
+        self._balancer.loads[index].is_up = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._balancer.num_open(index):
+                    await asyncio.sleep(_POLL_S)
+        task = self._tasks.pop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        left = self._balancer.lose(index)
+        await self.doors.pop().close()
+        self._balancer.resize(index)
+        self._gone.discard(index)
+        logger.info("Replica %d has gone; %d requests were open there.", index, len(left))
+        error = "The replica was drained, and this request was not done in time."
+        await self._news.put(LostReplica(left, error, index, is_crash=False))
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """End all replicas. May be called twice."""
@@ -140,7 +197,12 @@ class BalancedDoor:
             yield news
 
     async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Run a command on every replica that is there: their results as one. Raises what one raises."""
+        """Run a command on every replica that is there: their results as one. Raises what one raises.
+
+        "scale" is this door's own.
+        """
+        if verb == "scale":
+            return await self.scale(**arguments or {})
         doors = [door for door, load in zip(self.doors, self._balancer.loads, strict=True) if load.is_up]
         if not doors:
             raise EngineDead("No engine is there.", _RETRY_S)
@@ -149,7 +211,9 @@ class BalancedDoor:
     def _may_return(self, request: EngineRequest) -> bool:
         """Return True if a replica that may take this request is there, or will be."""
         rank = request.standing.data_parallel_rank
-        return len(self._gone) < len(self.doors) if rank is None else rank not in self._gone
+        if rank is None:
+            return len(self._gone) < len(self.doors)
+        return rank < self._num_wanted and rank not in self._gone
 
     async def _follow(self, index: int) -> None:
         """Task: one core of this replica after the other."""
@@ -171,7 +235,7 @@ class BalancedDoor:
                 elif hopeless:
                     await self._news.put(LostReplica(hopeless, str(error), index).to_outputs())
                 return
-            self._balancer.loads[index].is_up = True
+            self._balancer.loads[index].is_up = index < self._num_wanted
             self.on_return(index)
             unplaced, self._unplaced = self._unplaced, {}
             for request in unplaced.values():
@@ -197,7 +261,7 @@ class BalancedDoor:
 
 def _of_replica(config: EngineConfig, index: int) -> EngineConfig:
     """Return the config of one replica, which has GPUs of its own."""
-    parallel = replace(config.parallel, data_parallel_rank=index)
+    parallel = replace(config.parallel, data_parallel_rank=config.parallel.first_replica + index)
     if parallel.device == "cuda":
         parallel = replace(parallel, device=f"cuda:{index * parallel.world_size}")
     return replace(config, parallel=parallel)
@@ -221,7 +285,7 @@ def make_client(config: EngineConfig, restarts: bool, num_fronts: int) -> Door |
     def make(config: EngineConfig) -> AsyncClient:
         return AsyncClient(config, RestartPolicy() if restarts else None, num_fronts)
 
-    if config.parallel.num_replicas == 1:
+    if config.parallel.num_replicas == 1 and not config.parallel.enable_elastic_ep:
         return make(config)
     if num_fronts > 1:
         raise ConfigError(

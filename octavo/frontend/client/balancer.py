@@ -32,15 +32,27 @@ class Balancer:
         self._shares_prefixes = shares_prefixes
         self._open: dict[str, _Open] = {}
 
+    def resize(self, count: int) -> None:
+        """Have so many replicas: others, which are up, or without the last ones, which must have been lost."""
+        self.loads.extend(Load() for _ in range(count - len(self.loads)))
+        del self.loads[count:]
+
+    def num_open(self, replica: int) -> int:
+        """Return how many requests are open at a replica, those that are retained left out."""
+        return sum(found.replica == replica and not found.is_over for found in self._open.values())
+
     def place(self, request: EngineRequest) -> int | None:
         """Choose the replica of a request and count it there; None if there is none to choose."""
         rank, leader = request.standing.data_parallel_rank, self._open.get(request.sharing.leader_id)
         tokens = request.prompt_token_ids
         beginnings = self._beginnings(tokens, request.sharing.cache_salt) if self._shares_prefixes else []
+        if rank is not None and rank >= len(self.loads):
+            rank = None  # it has gone since the request was accepted
+        follows = leader is not None and rank is None  # also where others are not taken any more
         if leader is not None and rank is None:
             rank = leader.replica
         replica = self._placement.choose(len(tokens), beginnings) if rank is None else rank
-        if replica is None or not self.loads[replica].is_up:
+        if replica is None or not (self.loads[replica].is_up or follows):
             return None
         self._placement.remember(beginnings, replica)
         self._open[request.request_id] = _Open(replica, len(tokens), request.sharing.hold)

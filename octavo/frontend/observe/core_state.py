@@ -45,6 +45,11 @@ class CoreState:
         number = metrics.engine_restarts.value
         logger.warning("A new engine core is ready; it is restart number %d of engine %d.", number, engine)
 
+    def drop(self, engine: int) -> None:
+        """A replica has gone, for a while or for good."""
+        self._stats.pop(engine, None)
+        self._metrics.of(engine).note_step(SchedulerStats())
+
     def clear(self) -> None:
         """No core is there."""
         self._stats.clear()

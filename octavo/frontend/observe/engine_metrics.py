@@ -60,9 +60,12 @@ class EngineMetrics:
     def __init__(self, config: EngineConfig | None = None, engine: int | None = None) -> None:
         """`config` gives the labels. engine: the number of a replica; None = the first, which knows all."""
         name = config.served_names[0] if config else ""
-        first = max(0, config.parallel.data_parallel_rank) if config else 0
-        self.labels = {"model_name": name, "engine": str(first if engine is None else engine)}
+        first = config.parallel.first_replica if config else 0
+        self.labels = {"model_name": name, "engine": str(first + (engine or 0))}
         """Of all series."""
+        self._config = config
+        self.num_replicas = config.parallel.num_replicas if config else 1
+        """Of the engine, as it is now."""
         self._replicas = [self]
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")
@@ -110,8 +113,7 @@ class EngineMetrics:
                 labels = {"max_lora": str(config.scheduler.max_loras)}
                 self._adapters_info = Gauge(PREFIX + "lora_requests_info", self.labels | labels)
             if engine is None:
-                numbers = range(1, config.parallel.num_replicas)
-                self._replicas += [EngineMetrics(config, number) for number in numbers]
+                self.of(config.parallel.num_replicas - 1)
 
     def note_media(self, *, is_known: bool) -> None:
         """An image was looked for among the prepared ones."""
@@ -128,7 +130,9 @@ class EngineMetrics:
             self._all.counter("mm_prompt_tokens", modality=modality).add(count)
 
     def of(self, engine: int) -> "EngineMetrics":
-        """Return the instruments of a replica."""
+        """Return the instruments of a replica, which may be a new one."""
+        while len(self._replicas) <= engine:
+            self._replicas.append(EngineMetrics(self._config, len(self._replicas)))
         return self._replicas[engine]
 
     def total(self, name: str, field: str = "value") -> float:

@@ -79,8 +79,8 @@ class InputProcessor:
     ) -> None:
         """core_is_here: the engine core runs in this process."""
         checkpoint, model = config.checkpoint, config.model
-        self._config = config
-        self._tokenizer = tokenizer
+        self._config, self._tokenizer = config, tokenizer
+        self.num_replicas = config.parallel.num_replicas
         self.max_model_len = model.max_model_len
         """Of prompt and output; the start of the engine may lower it."""
         self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
@@ -128,7 +128,7 @@ class InputProcessor:
         request_id: made when None
         Raises RequestError, PromptTooLong, Unsupported.
         """
-        options.check_rank(self._config.parallel.num_replicas)
+        options.check_rank(self.num_replicas)
         if isinstance(params, PoolingParams):
             return self._process_pooling(prompt, params, options, request_id)
         if self._config.pooling is not None:

@@ -50,11 +50,12 @@ def test_a_file_with_options_of_vllm_is_read(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     path = tmp_path / "vllm.yaml"
     path.write_text(
-        "moe_backend: triton\nlanguage_model_only: true\nnuma_bind: true\ndata_parallel_size_local: 1\n"
+        "moe_backend: triton\nlanguage_model_only: true\nnuma_bind: true\ndata_parallel_backend: mp\n"
         "model_loader_extra_config: {}\nmax-num-scheduled-tokens: 4k\nuse-tqdm-on-load: false\n"
     )
     assert parse("--config", str(path)) == EngineArgs(max_num_batched_tokens=4000)
     assert sorted(caplog.messages) == [
+        "data_parallel_backend has no effect. There is one engine: start one per replica.",
         "moe_backend has no effect. Kernels are chosen by device and model.",
         "numa_bind has no effect. Processes are bound from outside: start octavo under numactl or taskset.",
     ]

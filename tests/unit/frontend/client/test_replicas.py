@@ -8,15 +8,17 @@ import signal
 import pytest
 
 from octavo import AsyncLLM, EngineDead, RequestError, SamplingParams
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.frontend.client.balanced import make_client
+from octavo.frontend.observe.engine_metrics import EngineMetrics
 from tests.fakes import expected_output, fake_request
 from tests.process_fakes import is_alive, process_config, wait_until
 
 
-def replicas_config(**orders):
+def replicas_config(count=2, elastic=False, **orders):
     config = process_config(**orders)
     model = dataclasses.replace(config.model, skip_tokenizer_init=True)
-    parallel = dataclasses.replace(config.parallel, data_parallel_size=2)
+    parallel = dataclasses.replace(config.parallel, data_parallel_size=count, enable_elastic_ep=elastic)
     return dataclasses.replace(config, model=model, parallel=parallel)
 
 
@@ -127,3 +129,65 @@ async def test_one_that_cannot_start_ends_all(tmp_path, monkeypatch):
 async def test_several_api_processes_are_refused():
     with pytest.raises(ConfigError, match="api_server_count=2 with data_parallel_size=2"):
         AsyncLLM(replicas_config(), num_fronts=2)
+
+
+async def test_replicas_are_added_and_drained_under_load(start):
+    engine = await start(count=1, elastic=True, step_s=0.01)
+    first = [asyncio.create_task(collect(engine, seed, 60)) for seed in range(1, 7)]
+    await engine.scale_elastic_ep(3)
+    assert len(pids(engine)) == 3
+    assert (await collect(engine, 5, data_parallel_rank=2)).token_ids == answer(5)
+    more = [asyncio.create_task(collect(engine, seed, 60)) for seed in range(7, 25)]
+    await asyncio.sleep(0.2)
+    tokens = await totals(engine, "generation_tokens")
+    assert tokens.keys() == {"0", "1", "2"}
+    assert min(tokens.values()) > 0, "the new ones serve"
+    gone = pids(engine)[1:]
+    await engine.scale_elastic_ep(1)
+    ends = await asyncio.wait_for(asyncio.gather(*first, *more), 20)
+    assert [end.token_ids for end in ends] == [answer(seed, 60) for seed in range(1, 25)]
+    assert not any(map(is_alive, gone))
+    assert engine.core.health().num_restarts == 0
+    with pytest.raises(RequestError, match=r"data_parallel_rank 2 is out of range \[0, 1\)"):
+        await collect(engine, 5, data_parallel_rank=2)
+
+
+@pytest.mark.parametrize("on_crash", ["replay", "restart"])
+async def test_what_is_not_done_in_time_goes_on_elsewhere_or_ends(start, on_crash):
+    engine = await start(on_crash, step_s=0.01)
+    runs = [asyncio.create_task(collect(engine, seed, 90)) for seed in range(1, 9)]
+    await asyncio.sleep(0.3)
+    await engine.scale_elastic_ep(1, drain_timeout=0)
+    ends = await asyncio.wait_for(asyncio.gather(*runs), 20)
+    right = [end.token_ids == answer(seed, 90) for seed, end in enumerate(ends, 1)]
+    assert right.count(True) == (8 if on_crash == "replay" else 4)
+    assert [end.finish_reason for end in ends].count("error") == 8 - right.count(True)
+
+
+async def test_sizes_that_cannot_be_are_refused_and_nothing_changes(start):
+    engine = await start()
+    for count in (0, True, "3"):
+        with pytest.raises(RequestError, match="new_data_parallel_size must be at least 1"):
+            await engine.scale_elastic_ep(count)
+    await engine.pause_generation("keep")
+    with pytest.raises(RequestError, match="paused"):
+        await engine.scale_elastic_ep(3)
+    await engine.resume_generation()
+    alone = await start(count=1)
+    with pytest.raises(Unsupported, match="One replica stays one"):
+        await alone.scale_elastic_ep(2)
+    assert (await collect(engine, 5)).token_ids == answer(5)
+
+
+async def test_servers_may_have_a_part_of_the_replicas_each(start):
+    config = replicas_config(count=4)
+    parallel = dataclasses.replace(
+        config.parallel, data_parallel_hybrid_lb=True, data_parallel_size_local=2, data_parallel_start_rank=2
+    )
+    config = dataclasses.replace(config, parallel=parallel)
+    assert [door._config.parallel.data_parallel_rank for door in make_client(config, False, 1).doors] == [
+        2,
+        3,
+    ]
+    labels = {metric.labels["engine"] for metric in EngineMetrics(config).snapshot()}
+    assert labels == {"2", "3"}
