@@ -103,7 +103,7 @@ PARTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "8b tp1": ("8b", {}, 60),
     "8b tp2": ("8b", {"tensor_parallel_size": 2}, 60),
     "8b tp4": ("8b", {"tensor_parallel_size": 4}, 60),
-    "8b pp2": ("8b", {"pipeline_parallel_size": 2}, 60),
+    "8b pp2": ("8b", {"pipeline_parallel_size": 2}, 100),
     "8b pp2 tp2": ("8b", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, 60),
     "8b dp2": ("8b", {"data_parallel_size": 2}, 60),
     "8b dp4": ("8b", {"data_parallel_size": 4}, 60),
@@ -122,6 +122,7 @@ TOKENS: dict[str, dict[str, Any]] = {
     "tp2 again": {"tensor_parallel_size": 2},
     "tp2 eager": {"tensor_parallel_size": 2, "enforce_eager": True},
     "pp2": {"pipeline_parallel_size": 2},
+    "pp2 eager": {"pipeline_parallel_size": 2, "enforce_eager": True},
     "tp4": {"tensor_parallel_size": 4},
     "tp2 pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
@@ -135,6 +136,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 BATCHES = (1, 32, 128, 256, 512)
 SIZES = [1 << power for power in range(13, 26)]
 Row = dict[str, Any]
+Key = tuple[str, str]
 _GRAPHS: list[Callable[[], None]] = []
 
 
@@ -340,12 +342,12 @@ def speed(part: str, folder: Path) -> None:
     with engine(folder, **given, **options) as llm:
         say({"row": "start", "sizes": part, "start_s": round(time.perf_counter() - began, 1)})
         clean(llm, part)
-        for batch in BATCHES if replicas == 1 else ():
-            decode(llm, part, batch)
+        steps = {batch: decode(llm, part, batch) for batch in (BATCHES if replicas == 1 else ())}
         mixed(llm, part, 256 * replicas)
         if replicas == 1 and len(options):
-            for batch in (1, 128):
-                share(llm, part, batch)
+            stages = options.get("pipeline_parallel_size", 1)
+            for batch in (1, 128) if stages == 1 else (1, 256):
+                share(llm, part, batch, steps[batch], min(stages, batch))
 
 
 def clean(llm: Any, part: str) -> None:
@@ -364,8 +366,8 @@ def clean(llm: Any, part: str) -> None:
     )
 
 
-def decode(llm: Any, part: str, batch: int, repeats: int = 2) -> None:
-    """128 in, 129 out: the time of a step, by the difference to one token out."""
+def decode(llm: Any, part: str, batch: int, repeats: int = 2) -> float:
+    """128 in, 129 out: the seconds of a step, by the difference to one token out."""
 
     def seconds(out: int, repeat: int) -> float:
         prompts = random_prompts(random.Random(f"{batch} {out} {repeat}"), [128] * batch)
@@ -386,6 +388,7 @@ def decode(llm: Any, part: str, batch: int, repeats: int = 2) -> None:
             "tok_s": round(batch / step),
         }
     )
+    return step
 
 
 def mixed(llm: Any, part: str, count: int) -> None:
@@ -415,22 +418,21 @@ def mixed(llm: Any, part: str, count: int) -> None:
     )
 
 
-def share(llm: Any, part: str, batch: int) -> None:
-    """What part of the first rank's kernels sums and gathers are; medians, as some wait for the profiler."""
+def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> None:
+    """What part of the first rank's kernels sums and gathers are; medians, as some wait for the profiler.
+
+    step_s: of the batch, which is computed in `num_parts`; bubble: share of each rank's time without a kernel
+    of the
+    model
+    """
     prompts = random_prompts(random.Random(f"share {batch}"), [128] * batch)
     generate(llm, prompts, [4] * batch)
     counts = {"delay_iterations": 8, "max_iterations": 10}
     llm.collective_rpc("start_profile", kwargs={"prefix": f"b{batch}", **counts})
     generate(llm, prompts, [32] * batch)
     paths = [path for path in llm.collective_rpc("stop_profile") if path]
-    events = json.loads(Path(paths[0]).read_text(encoding="utf-8"))["traceEvents"]
-    by_name: dict[tuple[str, str], list[float]] = {}
-    for event in events:
-        if event.get("cat") == "kernel":
-            key = event["name"], str(event["args"].get("grid"))
-            by_name.setdefault(key, []).append(event["dur"])
-    took = {key: statistics.median(times) * len(times) for key, times in by_name.items()}
-    spoken = {key: us for key, us in took.items() if "nccl" in key[0].lower() or "_peer_" in key[0]}
+    (by_name, took, spoken), *others = map(kernels, paths)
+    busy_us = [(sum(t.values()) - sum(s.values())) / 10 for _, t, s in ((by_name, took, spoken), *others)]
     say(
         {
             "row": "share",
@@ -438,9 +440,21 @@ def share(llm: Any, part: str, batch: int) -> None:
             "batch": batch,
             "kernels_ms_per_step": round(sum(took.values()) / 1e4, 3),
             "spoken_share": round(sum(spoken.values()) / max(sum(took.values()), 1e-9), 4),
+            "bubble": [round(1 - 1e-6 * us * num_parts / step_s, 3) for us in busy_us],
             "spoken_us_each": {f"{k[0][:30]} {k[1]}": statistics.median(by_name[k]) for k in spoken},
         }
     )
+
+
+def kernels(path: str) -> tuple[dict[Key, list[float]], dict[Key, float], dict[Key, float]]:
+    """The times of a rank's kernels in µs, by name and grid; their sums; those of what ranks say."""
+    by_name: dict[Key, list[float]] = {}
+    for event in json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]:
+        if event.get("cat") == "kernel":
+            key = event["name"], str(event["args"].get("grid"))
+            by_name.setdefault(key, []).append(event["dur"])
+    took = {key: statistics.median(times) * len(times) for key, times in by_name.items()}
+    return by_name, took, {k: us for k, us in took.items() if "nccl" in k[0].lower() or "_peer_" in k[0]}
 
 
 def random_prompts(rng: random.Random, lengths: list[int]) -> list[list[int]]:

@@ -60,8 +60,8 @@ def _check_replicas(parallel: ParallelConfig) -> None:
     if not parallel.data_parallel_hybrid_lb:
         if local not in (0, size) or start:
             raise ConfigError(
-                f"data_parallel_size_local={local} and data_parallel_start_rank={start} of {size} replicas need "
-                "data_parallel_hybrid_lb: each server balances between its own."
+                f"data_parallel_size_local={local} and data_parallel_start_rank={start} of {size} replicas "
+                "need data_parallel_hybrid_lb: each server balances between its own."
             )
     elif not 0 < local <= size - start or parallel.data_parallel_rank >= 0:
         raise ConfigError(

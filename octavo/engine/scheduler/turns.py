@@ -1,4 +1,4 @@
-"""`StageTurns`: which running requests a step takes where a pipeline's stages compute different ones at a time."""
+"""`StageTurns`: which running requests a step takes where stages compute different ones at a time."""
 
 from collections.abc import Sequence
 

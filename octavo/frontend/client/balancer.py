@@ -33,7 +33,7 @@ class Balancer:
         self._open: dict[str, _Open] = {}
 
     def resize(self, count: int) -> None:
-        """Have so many replicas: others, which are up, or without the last ones, which must have been lost."""
+        """Have so many replicas: new ones are up; those that go, the last, must have been lost."""
         self.loads.extend(Load() for _ in range(count - len(self.loads)))
         del self.loads[count:]
 

@@ -63,9 +63,7 @@ class EngineMetrics:
         first = config.parallel.first_replica if config else 0
         self.labels = {"model_name": name, "engine": str(first + (engine or 0))}
         """Of all series."""
-        self._config = config
-        self.num_replicas = config.parallel.num_replicas if config else 1
-        """Of the engine, as it is now."""
+        self._config, self.num_replicas = config, config.parallel.num_replicas if config else 1
         self._replicas = [self]
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")

@@ -25,7 +25,7 @@ from octavo.runtime.worker.request_state import RequestState
 
 
 class StageHead(Head):
-    """Ends nothing, in stages before the last; in the first, it appends the tokens of the last to the state."""
+    """Ends nothing, in stages before the last; the first appends the tokens of the last to its state."""
 
     def __init__(self, state: RequestState, tokens: Group) -> None:
         super().__init__()
