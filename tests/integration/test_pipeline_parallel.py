@@ -104,6 +104,17 @@ def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_ll
             ConfigError,
             r"data_parallel_rank \(2\) must be less than data_parallel_size \(2\)",
         ),
+        (
+            {"data_parallel_size": 4, "data_parallel_size_local": 2},
+            ConfigError,
+            "data_parallel_size_local=2 and data_parallel_start_rank=0 of 4 replicas need data_parallel_hybrid",
+        ),
+        (
+            {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_start_rank": 3}
+            | {"data_parallel_hybrid_lb": True},
+            ConfigError,
+            r"data_parallel_start_rank \(3\) \+ that at most data_parallel_size \(4\)",
+        ),
         ({"tensor_parallel_size": 3}, ConfigError, "does not divide the model's 8 attention heads"),
     ],
 )

@@ -51,8 +51,8 @@ class BalancedDoor:
 
     def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], Door]) -> None:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
-        self._make_door = lambda index: make_door(_of_replica(config, index))
-        self.doors = [self._make_door(index) for index in range(config.parallel.num_replicas)]
+        self._config, self._make_door = config, make_door
+        self.doors = [self._make(index) for index in range(config.parallel.num_replicas)]
         self.on_return: Callable[[int], None] = lambda _: None
         """Called when another core has taken the place of a lost replica."""
         self.keeps_requests = False
@@ -109,8 +109,11 @@ class BalancedDoor:
             while count < len(self.doors):
                 await self._drain_last(drain_timeout_s)
 
+    def _make(self, index: int) -> Door:
+        return self._make_door(_of_replica(self._config, index))
+
     async def _add_replicas(self, count: int) -> None:
-        added = [self._make_door(index) for index in range(len(self.doors), count)]
+        added = [self._make(index) for index in range(len(self.doors), count)]
         starts = await asyncio.gather(*(door.start() for door in added), return_exceptions=True)
         errors = [start for start in starts if isinstance(start, BaseException)]
         shortest = min((x.max_model_len for x in starts if isinstance(x, Ready)), default=0)

@@ -14,6 +14,7 @@ from tests.serving import served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VERBS = ["/pause", "/resume", "/sleep", "/wake_up", "/abort", "/abort_requests", "/reset_prefix_cache"]
+VERBS += ["/scale_elastic_ep"]
 VERBS += ["/reset_mm_cache", "/reset_encoder_cache", "/collective_rpc", "/start_profile", "/stop_profile"]
 
 
@@ -98,6 +99,12 @@ async def test_caches_and_workers(as_operator):
         assert (answer.status_code, answer.content) == (200, b"")
     answer = await as_operator.post("/collective_rpc", json={"method": "ping", "kwargs": {"a": 1}})
     assert answer.json()["results"][:2] == ["ping", {"a": 1}]
+
+
+async def test_one_replica_stays_one(as_operator):
+    answer = await as_operator.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
+    assert (answer.status_code, answer.json()["error"]["message"][:20]) == (400, "One replica stays on")
+    assert (await as_operator.post("/scale_elastic_ep", json={})).status_code == 400
 
 
 async def test_new_weights(as_operator):
