@@ -107,7 +107,7 @@ def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_ll
         (
             {"data_parallel_size": 4, "data_parallel_size_local": 2},
             ConfigError,
-            "data_parallel_size_local=2 and data_parallel_start_rank=0 of 4 replicas need data_parallel_hybrid",
+            "data_parallel_size_local=2 and data_parallel_start_rank=0 of 4 replicas need data_parallel_",
         ),
         (
             {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_start_rank": 3}

@@ -1,5 +1,6 @@
 """`octavo scale` asks a server, and says what it answered."""
 
+import argparse
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,7 +9,6 @@ import pytest
 
 from octavo.base.errors import OctavoError
 from octavo.cli import scale
-from octavo.cli.parser import Parser
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def server():
 
 
 def run(*words):
-    parser = Parser(prog="octavo scale")
+    parser = argparse.ArgumentParser()
     scale.configure(parser)
     return scale.run(parser.parse_args(words))
 

@@ -103,7 +103,7 @@ async def test_caches_and_workers(as_operator):
 
 async def test_one_replica_stays_one(as_operator):
     answer = await as_operator.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
-    assert (answer.status_code, answer.json()["error"]["message"][:20]) == (400, "One replica stays on")
+    assert (answer.status_code, answer.json()["error"]["message"][:20]) == (501, "One replica stays on")
     assert (await as_operator.post("/scale_elastic_ep", json={})).status_code == 400
 
 
