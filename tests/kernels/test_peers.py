@@ -7,6 +7,7 @@ import torch
 
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import resolve
+from octavo.runtime.distributed import peer_setup
 from octavo.runtime.distributed.peer_setup import choose_limits
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS
 from octavo.runtime.worker import worker
@@ -52,7 +53,7 @@ def test_nccl_alone(monkeypatch):
         device=torch.device("cpu"), kernels=SimpleNamespace(peers="kernels"), graph_capture=lambda: None
     )
     monkeypatch.setattr(worker, "get_platform", lambda *_: platform)
-    monkeypatch.setattr(worker, "connect_peers", lambda context, *given: seen.append(given[1]) or context)
+    monkeypatch.setattr(peer_setup, "connect_peers", lambda context, *given: seen.append(given[1]) or context)
     for disabled in False, True:
         worker.Worker(resolve(EngineArgs(device="cpu", disable_custom_all_reduce=disabled)))
     assert seen == ["kernels", None]

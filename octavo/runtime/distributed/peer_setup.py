@@ -1,6 +1,6 @@
-"""`connect_peers` opens the memory of other GPUs and measures up to which size that is the fastest way.
+"""`join_ranks` is how a worker becomes a rank. `connect_peers` opens the memory of other GPUs for it.
 
-Called by the worker for the ranks that share each layer. NVLink multicast is not used.
+And measures up to which size that is the fastest way. NVLink multicast is not used.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from octavo.base.log import get_logger
+from octavo.config.parallel import ParallelConfig
 from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.distributed.peers import Limits, Peers
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
@@ -27,6 +28,27 @@ _SIZES = [1 << power for power in range(13, 24)]
 """Of messages that are timed: 8 KiB to 8 MiB."""
 _CALLS, _TIMES = 8, 5
 _UNLIMITED = 1 << 62
+
+
+def join_ranks(
+    config: ParallelConfig,
+    rank: int,
+    init_method: str,
+    device: torch.device,
+    kernels: PeerKernels | None,
+    capture: Capture | None,
+) -> ParallelContext:
+    """Meet the other ranks, and open their memory where that is possible and wanted."""
+    context = ParallelContext.create(
+        rank,
+        config.tensor_parallel_size,
+        init_method,
+        device,
+        pp_size=config.pipeline_parallel_size,
+        has_ep=config.enable_expert_parallel,
+        timeout_s=config.distributed_timeout_seconds,
+    )
+    return connect_peers(context, device, None if config.disable_custom_all_reduce else kernels, capture)
 
 
 def connect_peers(

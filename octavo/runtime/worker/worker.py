@@ -19,8 +19,8 @@ from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import ONE, ParallelContext
-from octavo.runtime.distributed.peer_setup import connect_peers
+from octavo.runtime.distributed.context import ONE
+from octavo.runtime.distributed.peer_setup import join_ranks
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.stage import LastHead, StageHead
 from octavo.runtime.heads.token import TokenHead
@@ -67,19 +67,9 @@ class Worker:
         self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads, snapshot)
         if snapshot is not None:
             check_machine(snapshot, self._platform.machine)
-        parallel = config.parallel
-        context = ParallelContext.create(
-            rank,
-            parallel.tensor_parallel_size,
-            init_method,
-            self._platform.device,
-            pp_size=parallel.pipeline_parallel_size,
-            has_ep=parallel.enable_expert_parallel,
-            timeout_s=parallel.distributed_timeout_seconds,
-        )
-        kernels = None if parallel.disable_custom_all_reduce else self._platform.kernels.peers
-        capture = self._platform.graph_capture()
-        self._parallel = connect_peers(context, self._platform.device, kernels, capture)
+        kernels, capture = self._platform.kernels.peers, self._platform.graph_capture()
+        where = rank, init_method, self._platform.device
+        self._parallel = join_ranks(config.parallel, *where, kernels, capture)
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
