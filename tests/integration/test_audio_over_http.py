@@ -79,8 +79,10 @@ def encoded(audio, kind, codec):
     return file.getvalue()
 
 
-MORE = {"repetition_penalty": 1.4, "max_completion_tokens": 40}
-"""What makes a random model say this and that."""
+COLD = {"temperature_increment_on_fallback": 0}
+"""All that a random model says is poor."""
+MORE = {"repetition_penalty": 1.4, "max_completion_tokens": 40} | COLD
+"""What makes it say this and that."""
 SHORT, LONG = wav(make_audio(0)), wav(make_audio(1, 7.3))
 
 
@@ -114,6 +116,34 @@ async def test_long_audio_as_segments_and_words(client):
     assert all(0 < segment.no_speech_prob < 1 for segment in made.segments)
     alone = await transcribe(client, LONG, response_format="verbose_json")
     assert alone.words is None and alone.text == made.text
+
+
+async def verbose(client, **more):
+    return await transcribe(client, LONG, response_format="verbose_json", extra_body=MORE | more)
+
+
+async def test_poor_transcripts_are_decoded_again(client):
+    """Hotter and hotter, until they are good enough; those that are keep their temperature."""
+    hot = await verbose(client, temperature_increment_on_fallback=0.5, seed=1)
+    assert {segment.temperature for segment in hot.segments} == {1.0}
+    cold = await verbose(client, temperature_increment_on_fallback=0)
+    assert {segment.temperature for segment in cold.segments} == {0.0} and cold.text != hot.text
+    easy = {"compression_ratio_threshold": 1000, "logprob_threshold": -1000}
+    kept = await verbose(client, temperature_increment_on_fallback=0.5, **easy)
+    assert kept.text == cold.text
+    scores = sorted(segment.avg_logprob for segment in cold.segments)
+    some = easy | {"logprob_threshold": (scores[0] + scores[-1]) / 2}
+    mixed = await verbose(client, temperature_increment_on_fallback=1, seed=1, **some)
+    assert {segment.temperature for segment in mixed.segments} == {0.0, 1.0}
+
+
+async def test_silence_has_no_text(client):
+    """A window that has no speech, as the model finds, and whose transcript is guesswork."""
+    made = await verbose(client, no_speech_threshold=0, logprob_threshold=0)
+    assert made.text == "" and made.segments == []
+    silent = {"no_speech_threshold": 0, "logprob_threshold": 0}
+    plain = await transcribe(client, LONG, extra_body=MORE | silent)
+    assert plain.text == ""
 
 
 @pytest.mark.parametrize(("kind", "mark"), [("srt", ","), ("vtt", ".")])

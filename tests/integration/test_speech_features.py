@@ -1,5 +1,6 @@
 """Encoder-decoders with what else the engine has: captured steps, two ranks, steps in flight."""
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -63,3 +64,17 @@ def test_a_captured_step_reads_its_own_sources(folder, requests, expected, repea
 
 def test_two_ranks(folder, requests, expected):
     assert tokens(folder, requests, tensor_parallel_size=2, cpu_threads=1) == expected
+
+
+def test_words_of_two_ranks(folder, requests):
+    """The heads that tell when words were said are on one rank or the other."""
+    params = SamplingParams(max_tokens=1, returns_alignment=True, skip_reading_prefix_cache=True)
+    exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
+    told = []
+    for size in (1, 2):
+        with LLM(str(folder), tensor_parallel_size=size, cpu_threads=1, **exact) as llm:
+            outputs = llm.generate(requests[:2], params, use_tqdm=False)
+        told.append([np.frombuffer(output.pooled.data, np.float32) for output in outputs])
+    for one, two in zip(*told, strict=True):
+        assert len(one) == len(two) and np.abs(one - two).max() <= 1e-5
+        assert np.abs(one.reshape(3, -1)).max(axis=1).min() > 1e-3

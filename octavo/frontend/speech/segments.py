@@ -20,6 +20,8 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     no_speech_prob: float | None = None
     """That its window has none, as the model finds; None = it has no token for that."""
+    temperature: float = 0.0
+    """At which its window was decoded."""
 
     @property
     def avg_logprob(self) -> float:
@@ -28,9 +30,14 @@ class Segment:
 
     @property
     def compression_ratio(self) -> float:
-        """How many times zlib makes the text shorter: much, where it repeats itself."""
-        content = self.text.encode()
-        return len(content) / len(zlib.compress(content)) if content else 0.0
+        """That of its text."""
+        return compression_ratio(self.text)
+
+
+def compression_ratio(text: str) -> float:
+    """Return how many times zlib makes a text shorter: much, where it repeats itself."""
+    content = text.encode()
+    return len(content) / len(zlib.compress(content)) if content else 0.0
 
 
 def read_segments(

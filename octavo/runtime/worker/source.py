@@ -14,6 +14,7 @@ from octavo.messages.media import Source
 from octavo.messages.pooling import Pooled
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.distributed.context import ONE, Group
 from octavo.runtime.models.interface import Model
 from octavo.runtime.transfer import to_device
 from octavo.runtime.worker.media import MediaPart
@@ -40,10 +41,11 @@ class SourcePart(MediaPart):
         state: RequestState,
         max_bytes: int,
         alignment_heads: Sequence[tuple[int, int]] = (),
+        tp: Group = ONE,
     ) -> None:
-        """alignment_heads: (layer, head) whose attention is told"""
+        """alignment_heads: (layer, head) whose attention is told; tp: the ranks that share the heads"""
         super().__init__(lambda: model().media_encoder, state, max_bytes, embeds=True)
-        self._model, self._state, self._heads = model, state, alignment_heads
+        self._model, self._state, self._heads, self._tp = model, state, alignment_heads, tp
         self._aligned: dict[int, _Aligned] = {}
         self._queries: dict[int, Tensor] = {}
         """Of the step at hand, by layer id."""
@@ -108,9 +110,14 @@ class SourcePart(MediaPart):
         encoded = self._encode({source.key: source})[source.key]
         for number, head in self._heads:
             layer = layers[number]
-            queries = torch.cat(wanted.queries[layer.layer_id])[:, head].float()
-            found.append(layer.weights(queries, layer.keys(encoded)[:, head].float()))
-        weights = torch.stack(found).cpu().numpy()
+            queries = torch.cat(wanted.queries[layer.layer_id]).float()
+            own = head - self._tp.rank * queries.shape[1]
+            if 0 <= own < queries.shape[1]:
+                found.append(layer.weights(queries[:, own], layer.keys(encoded)[:, own].float()))
+            else:
+                found.append(queries.new_zeros(len(queries), len(encoded)))
+        told = torch.stack(found)
+        weights = (self._tp.all_reduce_by_nccl(told) if self._tp.size > 1 else told).cpu().numpy()
         return Pooled(weights.tobytes(), list(weights.shape))
 
     def _slots(self, group: int, row: int, count: int) -> torch.Tensor:

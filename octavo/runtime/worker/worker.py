@@ -183,7 +183,7 @@ class Worker:
         most = int(media.mm_encoder_cache_gb * 2**30)
         if self.model.cross_layers:
             heads = self._config.checkpoint.generation_config.get("alignment_heads") or []
-            self._media = SourcePart(lambda: self.model, state, most, heads)
+            self._media = SourcePart(lambda: self.model, state, most, heads, parallel.tp)
             return [self._media]
         ranks, is_first = parallel.tp if media.mm_encoder_tp_mode == "data" else ONE, parallel.pp.is_first
         self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first, ranks=ranks)

@@ -17,8 +17,9 @@ import numpy as np
 from octavo.base.errors import RequestError
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.frontend.requests.prompts import PromptType
+from octavo.frontend.speech.fallback import Fallback
 from octavo.frontend.speech.model import SpeechModel, Task
-from octavo.frontend.speech.segments import Segment, read_segments
+from octavo.frontend.speech.segments import Segment, compression_ratio, read_segments
 from octavo.frontend.speech.windows import Window, split
 from octavo.frontend.speech.words import Word, read_words, time_tokens
 from octavo.messages.sampling import SamplingParams
@@ -41,6 +42,33 @@ class Transcript:
 
 
 @dataclass(slots=True)
+class _Decoded:
+    """A window's transcript, and the temperature at which it was decoded."""
+
+    output: RequestOutput
+    temperature: float
+
+    @property
+    def completion(self) -> CompletionOutput:
+        return self.output.outputs[0]
+
+    @property
+    def avg_logprob(self) -> float:
+        """The mean over all tokens, the last one too."""
+        completion = self.completion
+        scores = [
+            at[i].logprob for i, at in zip(completion.token_ids, completion.logprobs or (), strict=True)
+        ]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    @property
+    def no_speech_prob(self) -> float | None:
+        """That there is none; None where the model has no token for that."""
+        scores = self.output.prompt_token_id_logprobs
+        return math.exp(scores[0][0]) if scores else None
+
+
+@dataclass(slots=True)
 class Transcription:
     """One file that is decoded. fields: temperature and the like; previous: tokens of a text before it"""
 
@@ -53,6 +81,7 @@ class Transcription:
     language: str
     has_times: bool
     previous: list[int]
+    fallback: Fallback
 
     @classmethod
     async def of(
@@ -65,6 +94,7 @@ class Transcription:
         prompt: str,
         *,
         has_times: bool,
+        fallback: Fallback,
     ) -> "Transcription":
         """Decode a file, and find out its language if need be. Raises RequestError, Overloaded."""
         engine = caller.engine
@@ -81,7 +111,8 @@ class Transcription:
             partial(split, waveform, processor.rate, processor.settings["chunk_length"])
         )
         previous = engine.tokenizer.encode(" " + prompt.strip(), False) if prompt and engine.tokenizer else []
-        made = cls(caller, speech, task, fields, windows, processor.rate, language, has_times, previous)
+        rate, told = processor.rate, (language, has_times, previous, fallback)
+        made = cls(caller, speech, task, fields, windows, rate, *told)
         if not language and speech.is_multilingual:
             made.language = await made._detect()
         return made
@@ -93,7 +124,7 @@ class Transcription:
         return last.start_s + len(last.samples) / self.rate
 
     async def deltas(self) -> AsyncGenerator[str, None]:
-        """The text as it comes, window after window."""
+        """The text as it comes, window after window; what is told cannot be decoded again."""
         waiting: dict[int, list[str]] = {index: [] for index in range(len(self.windows))}
         ended: set[int] = set()
         current, is_begun = 0, False
@@ -117,21 +148,46 @@ class Transcription:
 
     async def whole(self, *, wants_words: bool) -> Transcript:
         """The transcript, with segments and words where times were asked for."""
-        outputs = await self._generation().results()
+        every = await self._decoded()
         made = Transcript("", round(self.duration, 3), self.language)
         if not self.has_times:
-            made.text = " ".join(text for output in outputs if (text := output.outputs[0].text.strip()))
+            made.text = " ".join(text for one in every if (text := one.completion.text.strip()))
             return made
-        for window, output in zip(self.windows, outputs, strict=True):
-            segments = self._segments(window, output.outputs[0], made.segments)
-            if scores := output.prompt_token_id_logprobs:
-                for segment in segments:
-                    segment.no_speech_prob = math.exp(scores[0][0])
+        for window, one in zip(self.windows, every, strict=True):
+            segments = self._segments(window, one.completion, made.segments)
+            for segment in segments:
+                segment.no_speech_prob, segment.temperature = one.no_speech_prob, one.temperature
             made.segments += segments
         made.text = "".join(segment.text for segment in made.segments).strip()
         if wants_words:
-            made.words = await self._words(outputs)
+            made.words = await self._words([one.output for one in every])
         return made
+
+    async def _decoded(self) -> list[_Decoded]:
+        """All windows; poor transcripts are decoded again, and silence has none."""
+        generation, rules = self._generation(is_scored=True), self.fallback
+        first = generation.params.temperature
+        every = [_Decoded(output, first) for output in await generation.results()]
+        for number, temperature in enumerate(rules.temperatures(first)):
+            poor = [i for i, one in enumerate(every) if self._is_poor(one)]
+            if not poor:
+                break
+            again = replace(
+                generation,
+                prompts=[generation.prompts[i] for i in poor],
+                params=msgspec.structs.replace(generation.params, temperature=temperature),
+                request_id=self._id(f"again-{number}"),
+            )
+            for i, output in zip(poor, await again.results(), strict=True):
+                every[i] = _Decoded(output, temperature)
+        for one in every:
+            if rules.is_silence(one.no_speech_prob, one.avg_logprob):
+                one.completion.text, one.completion.token_ids, one.completion.logprobs = "", [], []
+        return every
+
+    def _is_poor(self, one: _Decoded) -> bool:
+        ratio, score = compression_ratio(one.completion.text), one.avg_logprob
+        return self.fallback.is_poor(ratio, score) and not self.fallback.is_silence(one.no_speech_prob, score)
 
     def _segments(
         self, window: Window, completion: CompletionOutput, earlier: Sequence[Segment]
@@ -201,7 +257,8 @@ class Transcription:
         codes = {number: code for code, number in self.speech.languages.items()}
         return codes[output.outputs[0].token_ids[0]]
 
-    def _generation(self) -> Generation:
+    def _generation(self, *, is_scored: bool = False) -> Generation:
+        """Return the work for all windows. is_scored: with what `Fallback` looks at"""
         language = self.language or next(iter(self.speech.languages), "")
         ids = self.speech.prompt(language, self.task, timestamps=self.has_times, previous=self.previous)
         made = Generation.of(self.caller, self.fields, "transcribe", self._prompts([ids] * len(self.windows)))
@@ -209,9 +266,9 @@ class Transcription:
         params = msgspec.structs.replace(
             made.params,
             max_tokens=min(self.fields.max_tokens or room, room),
-            logprobs=0 if self.has_times else None,
+            logprobs=0 if is_scored else None,
         )
-        if self.has_times and self.speech.no_speech_id >= 0:
+        if is_scored and self.speech.no_speech_id >= 0:
             params.prompt_logprob_token_ids = [self.speech.no_speech_id]
             params.prompt_logprob_start = ids.index(self.speech.start_id)
         return replace(made, params=params)

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
+from octavo.frontend.speech.fallback import Fallback
 from octavo.frontend.speech.model import Task
 from octavo.frontend.speech.segments import Segment, srt, vtt
 from octavo.frontend.speech.words import Word
@@ -57,6 +58,11 @@ class TranscriptionFields(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    temperature_increment_on_fallback: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Windows with a poor transcript are decoded again, hotter by this, up to 1; 0 = never."""
+    compression_ratio_threshold: Annotated[float, Meta(gt=0)] = 2.4
+    logprob_threshold: Annotated[float, Meta(le=0)] = -1.0
+    no_speech_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.6
     max_completion_tokens: Positive | None = None
     """Of each 30 seconds; the rest of the context if it is left out."""
     to_language: str | None = None
@@ -139,6 +145,7 @@ async def _answer(request: Request, task: Task) -> Response:
         fields.language or "",
         fields.prompt or "",
         has_times=fields.response_format in _WITH_TIMES,
+        fallback=_fallback(fields),
     )
     transcription = await unless_gone(leaving(request.receive), work)
     if fields.stream:
@@ -159,7 +166,7 @@ def _written(made: Transcript, fields: TranscriptionFields, task: Task) -> Respo
         case "json":
             return json_response(TranscriptionJSON(made.text, _usage(made.duration)))
     wanted = fields.timestamp_granularities or ["segment"]
-    segments = [_segment(i, s, fields.temperature) for i, s in enumerate(made.segments)]
+    segments = [_segment(i, s) for i, s in enumerate(made.segments)]
     return json_response(
         VerboseJSON(
             task,
@@ -173,7 +180,7 @@ def _written(made: Transcript, fields: TranscriptionFields, task: Task) -> Respo
     )
 
 
-def _segment(number: int, segment: Segment, temperature: float) -> SegmentJSON:
+def _segment(number: int, segment: Segment) -> SegmentJSON:
     return SegmentJSON(
         number,
         int(segment.start * 100),
@@ -181,7 +188,7 @@ def _segment(number: int, segment: Segment, temperature: float) -> SegmentJSON:
         round(segment.end, 3),
         segment.text,
         segment.tokens,
-        temperature,
+        segment.temperature,
         segment.avg_logprob,
         segment.compression_ratio,
         segment.no_speech_prob,
@@ -215,6 +222,15 @@ async def _events(
 
 def _usage(duration: float) -> AudioUsage:
     return AudioUsage(int(-(-duration // 1)))
+
+
+def _fallback(fields: TranscriptionFields) -> Fallback:
+    return Fallback(
+        fields.temperature_increment_on_fallback,
+        fields.compression_ratio_threshold,
+        fields.logprob_threshold,
+        fields.no_speech_threshold,
+    )
 
 
 def _sampling(fields: TranscriptionFields) -> CompletionRequest:
