@@ -117,7 +117,7 @@ def _spoiled(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.
         states = torch.full((num_blocks, 1, spec.num_bytes // 4), torch.nan, device=device)
         return states.expand(-1, block_size, -1)
     shape = num_blocks, spec.halves, block_size, spec.num_kv_heads, spec.head_dim
-    return torch.full(shape, torch.nan, device=device)
+    return torch.full(shape, torch.nan, dtype=getattr(torch, spec.dtype), device=device)
 
 
 def prompt_logits(model: Model, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:

@@ -69,7 +69,7 @@ _ENGINE_REFUSED = {
         "max_num_partial_prefills=1 max_long_partial_prefills=1 long_prefill_token_threshold_adaptive?"
     ),
     "All layers keep keys and values in one type.": "kv_cache_dtype_skip_layers*",
-    "Scales of int8 are computed as it is written, of fp8 the checkpoint's or 1.": "calculate_kv_scales?",
+    "Scales are computed as int8 is written, and fp8's measured at the start.": "calculate_kv_scales?",
     "A stream of cache events is not supported yet.": "kv_events_config",
     "The host tier is octavo's own: leave it out.": "kv_offloading_backend=native",
     "Layers keep all their matrices in host memory, or none: use cpu_offload_gb or offload_group_size.": (

@@ -73,6 +73,11 @@ class Attention(nn.Module):
         self._scores = self._scores._replace(scale=self._scores.scale * keys)
 
     @property
+    def has_kv_scales(self) -> bool:
+        """Return True after `use_kv_scales`."""
+        return self._kv_scales is not None
+
+    @property
     def scale(self) -> float:
         """Return what scores are multiplied by."""
         return self._scores.scale

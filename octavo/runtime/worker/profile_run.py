@@ -21,6 +21,7 @@ from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 
+_PRIME = 7919
 _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
 
 
@@ -79,15 +80,27 @@ def _adapted(model: Model, num_tokens: int) -> AbstractContextManager[None]:
     return context
 
 
+def one_prompt(model: Model, config: EngineConfig, device: torch.device, num_tokens: int) -> ForwardBatch:
+    """Return a prompt of at most so many tokens from all over the vocabulary, with a cache of its own."""
+    num_tokens = min(num_tokens, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
+    batch = _batch(model, config, device, 1, num_tokens, num_blocks=num_tokens)
+    batch.input_ids = torch.arange(num_tokens, device=device) * _PRIME % config.checkpoint.vocab_size
+    for tables in batch.groups:
+        width = min(tables.block_tables.shape[1], num_tokens)
+        tables.block_tables[0, :width] = torch.arange(width)
+        tables.slots.copy_(batch.positions)
+    return batch
+
+
 def _batch(
-    model: Model, config: EngineConfig, device: torch.device, requests: int, each: int
+    model: Model, config: EngineConfig, device: torch.device, requests: int, each: int, num_blocks: int = 1
 ) -> ForwardBatch:
     block_size = config.cache.block_size
     max_blocks = -(-(config.model.max_model_len + 1) // block_size)  # as wide as the tables of real steps
     tables = torch.zeros((requests, max_blocks), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
     groups = group_layers([layer.kv_spec for layer in model.cache_layers], block_size)
-    cache = KVTensors(CachePlan(groups, 1, block_size), device)
+    cache = KVTensors(CachePlan(groups, num_blocks, block_size), device)
     return ForwardBatch(
         input_ids=torch.zeros_like(positions),
         positions=positions,

@@ -41,6 +41,7 @@ from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.host_copy import HostCopy
+from octavo.runtime.worker.kv_scale_run import measure_kv_scales
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
 from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
@@ -122,6 +123,7 @@ class Worker:
 
     def _load(self, config: EngineConfig, read: Reader | None = None) -> tuple[Model, Drafter | None]:
         model = load_model(config, self._platform, self._parallel, read)
+        measure_kv_scales(model, config, self._platform)
         return model, load_drafter(config, model, self._platform, self._parallel)
 
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
