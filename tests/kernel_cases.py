@@ -652,7 +652,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 _NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "begin", "mask", "end"}
 _NO_OPS |= {"record_calls", "gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
-_NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "skips_foreign"}
+_NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "skips_foreign", "limits_dtype"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}

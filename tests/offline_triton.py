@@ -8,12 +8,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+H200 = GPUTarget("cuda", 90, 32)
+
 
 class Offline(DriverBase):
-    """An H200 that nobody asks for anything but its kind."""
+    """A GPU that nobody asks for anything but its kind."""
 
-    def __init__(self):
+    def __init__(self, target=H200):
         """No library is looked for."""
+        self._target = target
 
     @classmethod
     def is_active(cls):
@@ -26,7 +29,7 @@ class Offline(DriverBase):
         return 0
 
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return self._target
 
     def get_active_torch_device(self):
         return torch.device("cpu")
@@ -80,10 +83,10 @@ class _Kernel:
         self._compiler.launched[self.src.fn.__name__] += 1
 
 
-def install(setattr_):
+def install(setattr_, compiler=None, target=H200):
     """Let Triton take both; `setattr_` as monkeypatch's. Returns the compiler."""
-    compiler = Compiler()
-    setattr_(triton.runtime.driver, "_active", Offline())
+    compiler = compiler or Compiler()
+    setattr_(triton.runtime.driver, "_active", Offline(target))
     setattr_(triton.compiler, "compile", compiler.compile)
     setattr_(torch.cuda, "set_device", lambda device: None)
     return compiler

@@ -41,6 +41,9 @@ COMMANDS = {
     "snapshot": Command("octavo.cli.snapshot", "keep a model as it lies in memory, for fast starts"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
+    "platform-check": Command(
+        "octavo.cli.platform_check", "check a device's platform against the references"
+    ),
     "bench serve": Command("octavo.cli.bench.serve", "put a load on a server and measure it"),
     "bench latency": Command("octavo.cli.bench.latency", "measure how long a batch takes in a model"),
     "bench throughput": Command("octavo.cli.bench.throughput", "measure what a model computes per second"),

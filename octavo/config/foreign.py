@@ -21,6 +21,9 @@ class Alias(NamedTuple):
 
 ALIASES = {
     "async_scheduling": Alias("steps_in_flight", lambda wanted: 2 if wanted else 1, is_switch=True),
+    "attention_config": Alias(
+        "attention_backend", lambda config: str(config["backend"] or "auto") if config else "auto"
+    ),
     "kv_offloading_size": Alias("swap_space", float),
     "max_num_scheduled_tokens": Alias("max_num_batched_tokens", int),
     "profiler_config": Alias(
@@ -76,7 +79,6 @@ _ENGINE_REFUSED = {
         "cpu_offload_params offload_params"
     ),
     "Weights in host memory are always copied ahead.": "offload_backend=prefetch",
-    "The attention back end is chosen by device and model.": "attention_config attention_backend",
     "Parsers cannot be added yet: name one that is there, reasoning_parser.": "reasoning_parser_plugin",
     "There are no watermarks: a class in logits_processors can add one.": "watermark_config",
     "Reporting of routed experts is not supported yet.": "enable_return_routed_experts?",

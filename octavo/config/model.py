@@ -60,6 +60,13 @@ class ModelConfig(metaclass=Concern):
         "checkpoint was made for that (FP8, W8A8); float32 never does.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
+    attention_backend: str = option(
+        "auto",
+        "What computes attention: paged (octavo's kernels), cudnn, flash_attn or flashinfer (installed "
+        "packages); auto = cudnn where it is installed, else paged, and a package for what it is faster at "
+        "by a measurement at start. vLLM's names mean the same.",
+        ("auto", "paged", "cudnn", "flash_attn", "flashinfer", "TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"),
+    )
     quantization: str = option(
         "",
         "Quantization scheme; empty = what the checkpoint says (gptq, awq, auto-round, compressed-tensors, "

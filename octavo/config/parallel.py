@@ -1,7 +1,8 @@
 """How the model is spread over processes and devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from octavo.base.devices import kind_of
 from octavo.config.option import TARGET, Concern, option
 
 
@@ -10,7 +11,9 @@ class ParallelConfig(metaclass=Concern):
     """Ranks and where they run."""
 
     device: str = option(
-        "auto", "Where the model runs; auto = cuda if there is one.", ("auto", "cpu", "cuda")
+        "auto",
+        "Where the model runs: cpu, cuda, rocm, xpu, mps, or what an installed package brings; auto = cuda "
+        "or rocm if there is one.",
     )
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
     pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
@@ -65,6 +68,15 @@ class ParallelConfig(metaclass=Concern):
     offload_prefetch_step: int = option(
         1, "Layers whose weights are copied ahead of their use; each takes a buffer on the GPU."
     )
+
+    @property
+    def device_kind(self) -> str:
+        """Return the device's name without a number."""
+        return kind_of(self.device)
+
+    def on_device(self, number: int) -> "ParallelConfig":
+        """Return it for one device of that kind."""
+        return self if self.device_kind == "cpu" else replace(self, device=f"{self.device_kind}:{number}")
 
     @property
     def num_replicas(self) -> int:

@@ -13,6 +13,7 @@ from octavo.config import snapshot
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generation_config
+from octavo.config.dtypes import choose_dtype, choose_kv_cache_dtype
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import kv_store
@@ -32,10 +33,8 @@ from octavo.config.speculative import CUSTOM, WITH_WEIGHTS, check_draft, flatten
 logger = get_logger(__name__)
 C = TypeVar("C")
 
-_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 _LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1, "data_parallel_rank": -1}
 """Numbers that may be below 0; every seed may."""
-_CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
@@ -44,8 +43,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     needs_device: the device must be here; False for plans
     """
     _check(args)
-    if needs_device:
-        check_device(args.device)
+    check_device(args.device, must_be_here=needs_device)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
     checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides, args.mmproj)
@@ -63,7 +61,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     cpu = parallel.device == "cpu"
     model = dataclasses.replace(
         _part(args, ModelConfig),
-        dtype=_dtype(args.dtype, checkpoint, cpu),
+        dtype=choose_dtype(args.dtype, checkpoint, parallel.device_kind),
         load_format=_load_format(args.load_format, checkpoint),
         max_model_len=_max_model_len(args.max_model_len, checkpoint, folder.max_seq_length),
         logits_processors=[*installed_processors(), *map(importable_name, args.logits_processors)],
@@ -73,7 +71,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         raise Unsupported(f"pipeline_parallel_size={num_stages}: pooling models run in one stage.")
     config = EngineConfig(
         model=model,
-        cache=_cache(args, cpu, model.dtype),
+        cache=_cache(args, parallel.device_kind, model.dtype),
         scheduler=_scheduler(args, cpu, model.max_model_len),
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
@@ -123,11 +121,10 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
     checkpoint = read_checkpoint(Path(path))
     checkpoint = dataclasses.replace(checkpoint, config=flattened(checkpoint.config))
     check_draft(given, wanted.method, checkpoint, config.checkpoint, config.model.max_model_len)
-    is_cpu = config.parallel.device == "cpu"
     model = dataclasses.replace(
         config.model,
         model=given["model"],
-        dtype=_dtype(args.dtype, checkpoint, is_cpu)
+        dtype=choose_dtype(args.dtype, checkpoint, config.parallel.device_kind)
         if wanted.method == "draft_model"
         else config.model.dtype,
         load_format=_load_format(args.load_format, checkpoint),
@@ -212,15 +209,6 @@ def _with_generation_config(checkpoint: Checkpoint, folder: str) -> Checkpoint:
     return dataclasses.replace(checkpoint, generation_config=ends | found)
 
 
-def _dtype(dtype: str, checkpoint: Checkpoint, cpu: bool) -> str:
-    if dtype != "auto":
-        return _DTYPE_ALIASES.get(dtype, dtype)
-    stored = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
-    if stored in _CHECKPOINT_DTYPES:
-        return str(stored)
-    return "float32" if cpu and checkpoint.format != "gguf" else "bfloat16"
-
-
 def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
     if load_format in ("auto", "hf"):
         if checkpoint.format == "none":
@@ -256,29 +244,16 @@ def _max_model_len(asked: int, checkpoint: Checkpoint, usual: int = 0) -> int:
     return asked
 
 
-def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
-    cache = _part(args, CacheConfig)
+def _cache(args: EngineArgs, device_kind: str, dtype: str) -> CacheConfig:
+    cache, cpu = _part(args, CacheConfig), device_kind == "cpu"
     kv_store(cache.kv_transfer_config)  # refuses what it does not know
     cpu_bytes = int(env.cpu_cache_gib() * (1 << 30)) if cpu else 0
     return dataclasses.replace(
         cache,
         block_size=cache.block_size or (16 if cpu else 64),
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes or cpu_bytes,
-        kv_cache_dtype=_kv_cache_dtype(cache.kv_cache_dtype, cpu, dtype),
+        kv_cache_dtype=choose_kv_cache_dtype(cache.kv_cache_dtype, dtype, device_kind),
     )
-
-
-def _kv_cache_dtype(asked: str, cpu: bool, dtype: str) -> str:
-    """The name that torch has for it."""
-    if asked.startswith("fp8"):
-        if cpu:
-            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use 'int8' or 'bfloat16'.")
-        return "float8_e4m3fn"
-    if asked.startswith("int8"):
-        if not cpu:
-            raise ConfigError(f"kv_cache_dtype={asked!r} needs a CPU; on a GPU use 'fp8' or 'bfloat16'.")
-        return "int8"
-    return dtype if asked == "auto" else asked
 
 
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:

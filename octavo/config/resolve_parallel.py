@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from octavo.base import env
+from octavo.base.devices import DEVICES
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.checkpoint import Checkpoint
@@ -11,7 +12,7 @@ from octavo.config.parallel import ParallelConfig
 
 logger = get_logger(__name__)
 
-_NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
+_NVIDIA_DRIVER, _WSL_GPU, _AMD_DRIVER = "/dev/nvidiactl", "/dev/dxg", "/dev/kfd"
 _LONGEST_SILENCE_S = 3600
 
 
@@ -120,18 +121,44 @@ def check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
         raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")
 
 
-def check_device(asked: str) -> None:
-    """Raise ConfigError where there is no GPU. Where device files exist, torch has the last word."""
-    if asked == "cuda" and find_device() == "cpu" and not os.path.exists(_WSL_GPU):  # noqa: PTH110
+def check_device(asked: str, *, must_be_here: bool) -> None:
+    """Raise ConfigError for an unknown device, and where there is no GPU.
+
+    Where device files exist, torch has the last word.
+    """
+    if asked != "auto" and asked not in DEVICES:
+        raise ConfigError(
+            f"device={asked!r} is not one of auto, {', '.join(DEVICES.names())}. Other packages bring "
+            "devices by entry points of the group octavo.platforms."
+        )
+    if must_be_here and asked == "cuda" and find_device() != "cuda" and not _exists(_WSL_GPU):
         raise ConfigError(
             f"device='cuda': there is no NVIDIA GPU here (no {_NVIDIA_DRIVER}). Use device='cpu' or 'auto'; "
             "in a container, hand it the GPUs (docker run --gpus all)."
         )
+    if must_be_here and asked == "rocm" and not _exists(_AMD_DRIVER):
+        raise ConfigError(
+            f"device='rocm': there is no AMD GPU here (no {_AMD_DRIVER}). Use device='cpu' or 'auto'; in a "
+            "container, hand it the GPUs (docker run --device=/dev/kfd --device=/dev/dri)."
+        )
 
 
 def find_device() -> str:
-    """Return cuda when the driver's device files are there; torch itself is not imported for the question."""
-    return "cuda" if os.path.exists(_NVIDIA_DRIVER) else "cpu"  # noqa: PTH110  # a device node
+    """Return cuda when the driver's device files are there; torch itself is not imported for the question.
+
+    Many a CPU has an AMD GPU built in: rocm takes a torch that is made for it.
+    """
+    if _exists(_NVIDIA_DRIVER):
+        return "cuda"
+    if not _exists(_AMD_DRIVER):
+        return "cpu"
+    from importlib.metadata import version  # takes as long to import as the rest of octavo's beginning
+
+    return "rocm" if "rocm" in version("torch") else "cpu"
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110  # a device node
 
 
 def usable_cores() -> int:

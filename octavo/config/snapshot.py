@@ -28,7 +28,7 @@ def options_of(config: EngineConfig) -> dict[str, Any]:
     options = {name: getattr(config.model, name) for name in _MODEL}
     options |= {name: getattr(config.parallel, name) for name in _PARALLEL}
     return options | {
-        "device": config.parallel.device.partition(":")[0],
+        "device": config.parallel.device_kind,
         "enable_lora": config.lora.enable_lora,
     }
 

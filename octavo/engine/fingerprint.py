@@ -36,7 +36,7 @@ def fingerprint(config: EngineConfig, plan: CachePlan, *, with_times: bool = Tru
         model.quantization_config,
         model.max_model_len,  # some ropes depend on it
         model.seed if model.load_format == "dummy" else None,
-        (parallel.device.partition(":")[0], parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
+        (parallel.device_kind, parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         (config.cache.kv_cache_dtype, plan.block_size, plan.state_interval, plan.groups),
         config.scheduler.speculative_config.get("model"),  # its keys and values are in the blocks, too
     )

@@ -68,7 +68,7 @@ class WeightUpdates(Pausing):
         request: update_info: names, dtype_names, shapes; of ipc: ipc_handles
         """
         info = _dict_in(request, "update_info")
-        if not self._config.parallel.device.startswith("cuda"):
+        if self._config.parallel.device == "cpu":
             await self._transfer("update_weights", update_info=info)
             return
         async with self.standing_still("keep"):  # no graph may be captured meanwhile

@@ -1,6 +1,7 @@
 """`read_gpus`: how busy and how full the NVIDIA GPUs of this machine are, by the driver's own library.
 
-Called by `machine`. Four plain functions of libnvidia-ml by ctypes; without a driver there are no GPUs.
+Called by `machine`, and when types are chosen. A few plain functions of libnvidia-ml by ctypes; without a
+driver there are no GPUs.
 """
 
 import ctypes
@@ -32,6 +33,21 @@ def read_gpus() -> list[GpuUse]:
     if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
     return [use for index in range(count.value) if (use := _read(library, index)) is not None]
+
+
+def highest_capability() -> tuple[int, int] | None:
+    """Return the compute capability of the GPU that CUDA numbers first; None where none can tell."""
+    library, count = _library(), ctypes.c_uint()
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return None
+    found = []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+            continue
+        if library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
+            found.append((major.value, minor.value))
+    return max(found, default=None)
 
 
 def _read(library: ctypes.CDLL, index: int) -> GpuUse | None:

@@ -54,7 +54,7 @@ def test_choice_names_every_refusal(platform: Platform, monkeypatch: pytest.Monk
     monkeypatch.setattr(PagedBackend, "supports", staticmethod(lambda spec, platform: "too tired"))
     with pytest.raises(Unsupported, match="paged: too tired"):
         choose_backend([SPEC], platform)
-    with pytest.raises(ConfigError, match="Known: cudnn, paged"):
+    with pytest.raises(ConfigError, match="Known: cudnn, flash_attn, flashinfer, paged"):
         choose_backend([SPEC], platform, "flash")
 
 

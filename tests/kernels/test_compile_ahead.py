@@ -108,7 +108,9 @@ _ENGINE = """
 import json, sys
 from tests import offline_triton
 compiler = offline_triton.install(setattr)
+import torch
 from octavo import LLM, SamplingParams, TokensPrompt
+CPU = torch.device("cpu")
 from octavo.runtime.kernels.triton import precompile
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.platforms.cpu import CPUPlatform
@@ -116,7 +118,7 @@ from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.unquantized import DenseLinear, Unquantized
 
 Unquantized.linear = lambda self, name: DenseLinear(self.storage)
-CPUPlatform.__init__ = lambda self, device, threads, snapshot: Platform.__init__(self, device, cuda_table())
+CPUPlatform.__init__ = lambda self, number, threads, snapshot: Platform.__init__(self, CPU, cuda_table())
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work

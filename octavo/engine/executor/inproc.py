@@ -124,8 +124,7 @@ class LaunchedExecutor(InprocExecutor):
         super().__init__(WORKER, env.launched_rank(), "env://")
 
     def start(self, config: EngineConfig) -> ModelReady:
-        """Load this rank's part of the model, on a GPU of its own. Raises ConfigError."""
-        if config.parallel.device == "cuda":
-            device = f"cuda:{env.launched_device()}"
-            config = replace(config, parallel=replace(config.parallel, device=device))
+        """Load this rank's part of the model, on a device of its own. Raises ConfigError."""
+        if config.parallel.device != "cpu":
+            config = replace(config, parallel=config.parallel.on_device(env.launched_device()))
         return super().start(config)

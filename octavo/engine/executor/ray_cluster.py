@@ -84,7 +84,7 @@ class RayExecutor(MultiprocessExecutor):
         host, count = ray.util.get_node_ip_address(), config.parallel.world_size
         parallel = replace(
             config.parallel,
-            device=config.parallel.device.partition(":")[0],  # Ray shows each rank its own
+            device=config.parallel.device_kind,  # Ray shows each rank its own
             nnodes=count + 1,
             master_addr=host,
             master_port=free_port(host),
@@ -148,4 +148,4 @@ def _import_ray() -> Any:
 
 
 def _resource(parallel: ParallelConfig) -> str:
-    return "GPU" if parallel.device.startswith("cuda") else "CPU"
+    return "GPU" if parallel.device_kind in ("cuda", "rocm") else "CPU"

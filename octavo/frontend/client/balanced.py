@@ -263,11 +263,9 @@ class BalancedDoor:
 
 
 def _of_replica(config: EngineConfig, index: int) -> EngineConfig:
-    """Return the config of one replica, which has GPUs of its own."""
+    """Return the config of one replica, which has devices of its own."""
     parallel = replace(config.parallel, data_parallel_rank=config.parallel.first_replica + index)
-    if parallel.device == "cuda":
-        parallel = replace(parallel, device=f"cuda:{index * parallel.world_size}")
-    return replace(config, parallel=parallel)
+    return replace(config, parallel=parallel.on_device(index * parallel.world_size))
 
 
 def _merge(results: list[Any]) -> Any:

@@ -18,7 +18,7 @@ from octavo.runtime.kernels.sampling import Choice
 
 _LAUNCHED = "env://"
 _MOST_UNDER_WAY = 4
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 _gather: Callable[..., object] = getattr(  # its name from torch 2.13 on
     distributed, "all_gather_single", distributed.all_gather_into_tensor
 )
@@ -160,7 +160,7 @@ class ParallelContext:
         if not is_there:
             alone = size == 1
             distributed.init_process_group(
-                _BACKENDS[device.type],
+                _BACKENDS.get(device.type, "gloo"),
                 init_method=None if alone else init_method,
                 store=distributed.HashStore() if alone else None,  # type: ignore[attr-defined]  # it is public
                 rank=rank,

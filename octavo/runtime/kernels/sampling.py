@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 
@@ -201,6 +202,8 @@ class SamplingKernels:
     penalize: Penalize
     count: Count
     score: Score
+    limits_dtype: type = np.float64
+    """Of what `row_limits` is given; float32 for a device that has no other."""
 
 
 class Truncation(NamedTuple):

@@ -6,6 +6,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from octavo.base.devices import torch_name
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.piece import Piece
@@ -23,7 +24,7 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
                 continue
             origin = f"dummy {name}:{shard.name}"
             shape = parameter.layout.full_shape((shard,))
-            tensor = random_tensor(config.model.seed, origin, shape, config.parallel.device)
+            tensor = random_tensor(config.model.seed, origin, shape, torch_name(config.parallel.device))
             yield Piece(origin, name, shard.name, tensor)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from octavo.base.devices import torch_name
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
@@ -183,5 +184,5 @@ def _tensors(cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig) -
         return {name: tensor for _, name, tensor in read_tensors(Path(config.checkpoint.path))}
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in cls(hf_config).state_dict().items()}
-    seed, device = config.model.seed, config.parallel.device
+    seed, device = config.model.seed, torch_name(config.parallel.device)
     return {name: random_tensor(seed, name, shape, device) for name, shape in shapes.items()}

@@ -245,6 +245,15 @@ def make_context(
     compute_dtype = platform.compute_dtype(weight_dtype)
     linear, attention = platform.kernels.linear, platform.kernels.attention
     chosen = _input_precision(config)
+    is_planned = platform.device.type == "meta"
+    heads = config.checkpoint.text_config.get("num_attention_heads")
+    attend = choose_backend(
+        specs,
+        platform,
+        "auto" if is_planned else config.model.attention_backend,
+        chosen or attention.input_precision,
+        heads // parallel.tp_size if isinstance(heads, int) else 0,
+    )
     storage = Storage(
         device=platform.device,
         weight_dtype=weight_dtype,
@@ -271,7 +280,7 @@ def make_context(
         compute_dtype=compute_dtype,
         kv_dtype=dtype_of(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(specs, platform, input_precision=chosen or attention.input_precision),
+        attention=attend,
         parallel=parallel,
         scheme=scheme,
     )

@@ -17,13 +17,13 @@ class CPUPlatform(Platform):
 
     is_batch_invariant = True
 
-    def __init__(self, device: torch.device, threads: int, snapshot: Path | None = None) -> None:
+    def __init__(self, number: int, threads: int, snapshot: Path | None = None) -> None:
         """Give our kernels `threads` threads, and torch one; or torch all, where it computes in their place.
 
         Threads of torch (OpenMP's) spin for milliseconds behind every operation that they shared, however
         small, on the cores that our kernels want next: a decoding step took half as long again.
         """
-        super().__init__(device, cpu_table(threads, snapshot))
+        super().__init__(torch.device("cpu"), cpu_table(threads, snapshot))
         torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
 
     @property

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.base import env
+from octavo.base.cards import Card, nvidia_card
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.checkpoint import GPU_KERNELS
@@ -24,21 +25,33 @@ logger = get_logger(__name__)
 class CUDAPlatform(Platform):
     """Describes one GPU."""
 
-    def __init__(self, device: torch.device, threads: int, snapshot: Path | None = None) -> None:
-        """Make `device` current. Raises ConfigError when torch sees no such GPU."""
+    def __init__(self, number: int, threads: int, snapshot: Path | None = None) -> None:
+        """Make GPU `number` current. Raises ConfigError when torch sees no such GPU, or an older kind."""
         if snapshot is not None:
             env.keep_gpu_kernels(snapshot / GPU_KERNELS)
-        if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number >= count:
             raise ConfigError(
-                f"device={str(device)!r}: torch sees {count} GPUs here; use device='cpu', or a CUDA torch."
+                f"device='cuda:{number}': torch sees {count} GPUs here; use device='cpu', or a CUDA torch."
             )
         if _has_triton():
             threading.Thread(target=_make_triton_ready, daemon=True).start()
         torch.set_num_threads(threads)
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
-        super().__init__(device, _kernels())
+        self.card = self._find_card(device)
+        super().__init__(device, self._kernels())
+
+    def _find_card(self, device: torch.device) -> Card:
+        return nvidia_card(*torch.cuda.get_device_capability(device))
+
+    def _kernels(self) -> KernelTable:
+        if not _has_triton():
+            logger.warning("The package triton is missing: slow torch code takes the place of GPU kernels.")
+            return ref_table()
+        from octavo.runtime.kernels.triton.table import cuda_table
+
+        return cuda_table()
 
     def available_memory_bytes(self, share: float) -> int:
         """Return what is missing to `share` of the GPU, counting all memory in use now, by any process."""
@@ -77,6 +90,9 @@ class CUDAPlatform(Platform):
             logger.debug("Kernels are compiled one by one.", exc_info=True)
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type itself. Raises ConfigError for bfloat16 on a GPU without."""
+        if dtype == torch.bfloat16 and not self.card.has_bfloat16:
+            raise ConfigError(f"{self.machine} has no bfloat16: use dtype='float16'.")
         return dtype
 
     def copy_lane(self) -> CopyLane:
@@ -120,15 +136,6 @@ def _make_triton_ready() -> None:
         make_ready()
     except Exception:
         logger.debug("Triton is not ready.", exc_info=True)
-
-
-def _kernels() -> KernelTable:
-    if not _has_triton():
-        logger.warning("The package triton is missing: slow torch code takes the place of GPU kernels.")
-        return ref_table()
-    from octavo.runtime.kernels.triton.table import cuda_table
-
-    return cuda_table()
 
 
 class CUDACopyLane(CopyLane):

@@ -10,17 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from octavo.base.registry import Registry
+from octavo.base.devices import DEVICES, kind_of, number_of
 from octavo.runtime.kernels.table import KernelTable
-
-PLATFORMS: "Registry[Callable[[torch.device, int, Path | None], Platform]]" = Registry(
-    "device",
-    {"cpu": "octavo.runtime.platforms.cpu:CPUPlatform", "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform"},
-)
-"""Take a device, the threads of CPU kernels in this process, and a snapshot that may have kernels or None.
-
-They set the device up, and raise ConfigError without one.
-"""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures work that launches the same kernels on the same memory every time; returns what replays it.
@@ -93,6 +84,9 @@ class Platform(ABC):
 
 
 def get_platform(device: str, threads: int, snapshot: Path | None = None) -> Platform:
-    """Return the platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError if there is none."""
-    kind, _, _ = device.partition(":")
-    return PLATFORMS.load(kind)(torch.device(device), threads, snapshot)
+    """Return the platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError if there is none.
+
+    threads: of CPU kernels in this process; snapshot: may have kernels
+    """
+    make: Callable[[int, int, Path | None], Platform] = DEVICES.load(kind_of(device))
+    return make(number_of(device), threads, snapshot)

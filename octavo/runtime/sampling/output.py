@@ -4,7 +4,8 @@ Made by the sampler, started by the model runner when a step is given out, read 
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,16 +47,17 @@ class Copies(Protocol):
 class Moment:
     """When all that has been given to the device so far will be done; if that is the CPU, now."""
 
-    def __init__(self, *, is_remote: bool) -> None:
-        self._event: torch.cuda.Event | None = None
-        if is_remote:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        self._event: Any = None
+        if device.type != "cpu":
+            kind: Any = torch.cuda.Event if device.type == "cuda" else partial(torch.Event, device)
+            self._event = kind()
             self._event.record()
 
     @property
     def is_over(self) -> bool:
         """Return True if it has come."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        return self._event is None or bool(self._event.query())
 
     def wait(self) -> None:
         """Wait until it has come, and not for what was given to the device since."""
@@ -67,11 +69,11 @@ class HostCopies:
     """`Copies` made by the device's copy engine, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        is_remote = tensors[0].device.type != "cpu"
-        self._copies = [torch.empty_like(t, device="cpu", pin_memory=is_remote) for t in tensors]
+        device = tensors[0].device
+        self._copies = [torch.empty_like(t, device="cpu", pin_memory=device.type != "cpu") for t in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        self._end = Moment(is_remote=is_remote)
+        self._end = Moment(device)
 
     @property
     def is_ready(self) -> bool:

@@ -113,7 +113,9 @@ class Sampler:
         self.rejection: Rejection | None = None
         """Keeps drafts; None: those that are what is drawn."""
         # One row more than requests have: for the rows that pad a recorded step.
-        self._limits = RowNumbers(max_num_rows + 1, 1 + len(Limits._fields), np.float64, self._device)
+        self._limits = RowNumbers(
+            max_num_rows + 1, 1 + len(Limits._fields), kernels.limits_dtype, self._device
+        )
         self._seeds = RowNumbers(max_num_rows + 1, 1, np.int64, self._device)
         # Pieces that stay in a CPU's caches are twice as fast; elsewhere only memory bounds them.
         self._rows_at_once = max(1, (2**20 if self._device.type == "cpu" else 2**26) // vocab_size)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base import log
+from octavo.base.devices import number_of
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_object, load_plugins
@@ -112,10 +113,8 @@ class Rank:
         load_plugins()
         parallel = config.parallel
         self._answers = self._rank == parallel.output_rank
-        kind, _, first = parallel.device.partition(":")
-        if kind == "cuda":
-            own = replace(parallel, device=f"cuda:{int(first or 0) + parallel.node_ranks.index(self._rank)}")
-            config = replace(config, parallel=own)
+        number = number_of(parallel.device) + parallel.node_ranks.index(self._rank)
+        config = replace(config, parallel=parallel.on_device(number))
         return load_object(self._worker_class)(config, self._rank, self._rendezvous)
 
     def _call(self, verb: str, arguments: dict[str, Any]) -> None:

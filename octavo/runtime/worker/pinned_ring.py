@@ -18,7 +18,7 @@ class PinnedRing:
     """Holds as many numbers and rows as any step has, several times over."""
 
     def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
-        self._is_remote = is_remote = device.type != "cpu"
+        self._device, is_remote = device, device.type != "cpu"
         self.shared = StepRing(
             torch.zeros((_LENGTH, most_numbers), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_LENGTH, most_rows), dtype=torch.int64, pin_memory=is_remote),
@@ -52,7 +52,7 @@ class PinnedRing:
     def end(self, rows: Array) -> "RingResults":
         """Return what the step just launched will bring for these rows, in this order."""
         left = [part[self._index] for part in self._left]
-        results = RingResults(left, rows, Moment(is_remote=self._is_remote))
+        results = RingResults(left, rows, Moment(self._device))
         self._results[self._index], self._index = results, (self._index + 1) % _LENGTH
         return results
 

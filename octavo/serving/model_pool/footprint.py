@@ -43,7 +43,7 @@ async def measure(config: EngineConfig, host_bytes: int, gpu_bytes: int) -> Foot
 
     host_bytes, gpu_bytes: all that models may take together, of each GPU
     """
-    on_gpu = config.parallel.device.startswith("cuda")
+    on_gpu = config.parallel.device != "cpu"
     plan = await _plan(config, gpu_bytes if on_gpu else host_bytes)
     if "unknown" in plan:
         weights = _file_bytes(Path(config.checkpoint.path))

@@ -142,7 +142,7 @@ def _running(listed: Listed) -> Tag:
     assert config is not None
     left_s = min(listed.expires_in_s, _FOREVER_S)
     tag.expires_at = moment(time.time() + left_s)
-    tag.size_vram = tag.size if config.parallel.device.startswith("cuda") and listed.state == "loaded" else 0
+    tag.size_vram = tag.size if config.parallel.device != "cpu" and listed.state == "loaded" else 0
     tag.context_length = config.model.max_model_len
     return tag
 

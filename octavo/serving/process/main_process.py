@@ -129,7 +129,7 @@ def _say(text: str) -> None:
 
 def num_api_processes(parallel: ParallelConfig) -> int:
     """So many that writing the tokens keeps up with a GPU. A CPU's engine needs the cores itself."""
-    if not parallel.device.startswith("cuda") or parallel.num_replicas > 1:
+    if parallel.device_kind not in ("cuda", "rocm") or parallel.num_replicas > 1:
         return 1
     return min(_MOST_PROCESSES, max(1, parallel.cpu_threads // _CORES_PER_PROCESS))
 

@@ -166,3 +166,13 @@ def test_the_constructor_takes_what_llm_takes():
     assert args == EngineArgs(model="x")
     with pytest.raises(ConfigError, match="Unknown option banana"):
         EngineArgs(banana=1)
+
+
+def test_attention_by_vllms_names():
+    from octavo.names.settings import AttentionConfig
+
+    given = {"attention_backend": "FLASH_ATTN"}, {"attention_config": AttentionConfig(backend="FLASH_ATTN")}
+    assert [EngineArgs.from_options(options).attention_backend for options in given] == ["FLASH_ATTN"] * 2
+    assert EngineArgs.from_options({"attention_config": {"backend": None}}).attention_backend == "auto"
+    with pytest.raises(ConfigError, match="cannot be read as attention_backend"):
+        EngineArgs.from_options({"attention_config": {"version": 3}})

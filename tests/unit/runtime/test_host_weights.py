@@ -127,7 +127,7 @@ class LanedPlatform(CPUPlatform):
 
 def test_loading_puts_the_chosen_layers_there(folder):
     config = engine_config(folder)
-    platform = LanedPlatform(torch.device("cpu"), 1)
+    platform = LanedPlatform(0, 1)
     plain = load_model(config, platform, ParallelContext())
     sizes = layer_bytes(plain)
     parallel = ParallelConfig(device="cpu", cpu_offload_gb=2.5 * sizes[0] / 2**30)
@@ -149,7 +149,7 @@ def test_what_cannot_be_kept_outside_says_so(folder):
     config = dataclasses.replace(engine_config(folder), parallel=ParallelConfig(offload_group_size=2))
     packed = dataclasses.replace(config, model=dataclasses.replace(config.model, load_format="gguf"))
     foreign = dataclasses.replace(config, model=dataclasses.replace(config.model, model_impl="transformers"))
-    platform = LanedPlatform(torch.device("cpu"), 1)
+    platform = LanedPlatform(0, 1)
     for asked, text in (
         (packed, "Packed weights stay on the GPU"),
         (foreign, "needs its weights on the GPU"),

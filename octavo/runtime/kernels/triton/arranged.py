@@ -27,6 +27,7 @@ from octavo.runtime.kernels.ref.group_blocks import nibbles
 from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.launch import (
     Counters,
+    card,
     cdiv,
     has_gluon,
     is_last,
@@ -296,8 +297,9 @@ def multiply(
     counter = counters.on(x.device, num_tiles) if splits > 1 else out
     tensors = x, matrix.blocks, out if bias is None else bias, out, partial, counter
     sizes = m, x.stride(0), out.stride(0), n
-    interpreted = triton.knobs.runtime.interpret
-    how = {"PACKED": not interpreted, "DOT": tl.float32 if interpreted else tl.bfloat16}
+    known = card()
+    is_nvidia = known is not None and known.name.startswith("sm")  # whose assembler the codes are written in
+    how = {"PACKED": is_nvidia, "DOT": tl.float32 if known is None else tl.bfloat16}
     kind = _kind(matrix) | {"BIASED": bias is not None}
     _arranged_kernel[(num_tiles, splits)](*tensors, *sizes, **how, **kind, **tile, **overlapped())
     return out

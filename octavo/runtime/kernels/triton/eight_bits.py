@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from octavo.base.cards import CARDS
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import BYTES
@@ -27,6 +28,7 @@ from octavo.runtime.kernels.triton.elementwise import KINDS, act
 from octavo.runtime.kernels.triton.launch import (
     WAVE,
     Counters,
+    card,
     cdiv,
     has_copy_engine,
     is_last,
@@ -184,7 +186,7 @@ def arrange(matrix: Packed) -> Packed | None:
     """Return blocks as bytes with scales beside them; None where scales serve fewer than 128 inputs."""
     name, _, size = matrix.type_name.partition("_")
     n, k = len(matrix.blocks), matrix.num_inputs
-    if name not in BYTES or not size or k % GROUP or not can_multiply(name, matrix.blocks.device):
+    if name not in BYTES or not size or k % GROUP or not can_multiply(name):
         return None
     parts = matrix.blocks.view(n, k // int(size), -1)
     scales = parts[:, :, :4].contiguous().view(torch.float32)[..., 0]
@@ -220,11 +222,10 @@ def _can_scale(matrix: Packed) -> bool:
     return n % 16 == 0 and (matrix.scales.dim() == 1 or in_blocks)
 
 
-def can_multiply(name: str, device: torch.device) -> bool:
+def can_multiply(name: str) -> bool:
     """Return True if tensor cores take bytes of a kind: FP8 from Ada on, int8 from Ampere on."""
-    if device.type != "cuda":
-        return bool(triton.knobs.runtime.interpret)
-    return torch.cuda.get_device_capability(device) >= ((8, 9) if name == "F8" else (8, 0))
+    known = card()
+    return known is None or (known.has_fp8 if name == "F8" else known.has_int8)
 
 
 def round_inputs(
@@ -304,9 +305,8 @@ def _product(
 @functools.cache
 def _has_cublas() -> bool:
     """Return True if cuBLAS multiplies FP8 numbers with scales of tokens, outputs and blocks."""
-    if int((torch.version.cuda or "0").partition(".")[0]) < 13 or not overlapped()["PDL"]:
-        return False
-    return torch.cuda.get_device_capability() == (9, 0)
+    known = card()
+    return known == CARDS["sm_90"] and int((torch.version.cuda or "0").partition(".")[0]) >= 13
 
 
 def _cublas(

@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
+
+from octavo.base.cards import Card, amd_card, nvidia_card
 
 NUM_PROGRAMS = 4 * 132
 """One wave of small programs on the GPUs the kernels were tuned on."""
@@ -44,24 +47,38 @@ def splits_of_inputs(num_tiles: int, k: int) -> int:
 
 
 @functools.cache
+def card() -> Card | None:
+    """Return what the GPU has that kernels are compiled for; None in Triton's interpreter."""
+    if triton.knobs.runtime.interpret:
+        return None
+    target = driver.active.get_current_target()
+    return amd_card(target.arch) if target.backend == "hip" else nvidia_card(*divmod(target.arch, 10))
+
+
+@functools.cache
 def overlapped() -> dict[str, Any]:
     """Return arguments of a launch that may begin early, where the device can do that."""
-    able = not triton.knobs.runtime.interpret and torch.version.cuda is not None
-    able = able and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    known = card()
+    able = known is not None and known.has_copy_engine
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
 
 
-@functools.cache
 def has_copy_engine() -> bool:
     """Return True if tiles can be fetched by descriptors (TMA); Triton's interpreter does the same."""
-    return bool(triton.knobs.runtime.interpret or overlapped()["PDL"])
+    known = card()
+    return known is None or known.has_copy_engine
 
 
-@functools.cache
 def has_gluon() -> bool:
     """Return True if kernels in Gluon run here, which are written for Hopper."""
-    is_known = triton.__version__.startswith(GLUON_VERSIONS)
-    return is_known and bool(overlapped()["PDL"]) and torch.cuda.get_device_capability()[0] == 9
+    known = card()
+    return known is not None and known.has_warp_groups and triton.__version__.startswith(GLUON_VERSIONS)
+
+
+def stages(wanted: int, stage_bytes: int, other_bytes: int = 0) -> int:
+    """Return how many stages of a loop's tiles fit the card's shared memory beside others, 1 at least."""
+    known = card()
+    return wanted if known is None else max(1, min(wanted, (known.shared_bytes - other_bytes) // stage_bytes))
 
 
 @triton.jit

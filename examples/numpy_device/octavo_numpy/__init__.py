@@ -1,0 +1,1 @@
+"""A platform for octavo that computes with numpy."""
