@@ -5,6 +5,7 @@ whether another core follows is that door's business. Control verbs go to all re
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from copy import copy
@@ -225,7 +226,7 @@ class BalancedDoor:
                 async for outputs in self.doors[index].outputs():
                     if isinstance(outputs, EngineOutputs):
                         outputs.engine = index
-                        self._balancer.note(index, outputs.outputs, outputs.stats)
+                        self._balancer.note(index, outputs.outputs, outputs.stats, time.monotonic())
                     await self._news.put(outputs)
                 return
             except EngineDead as dead:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from octavo.frontend.client.placement import BLOCK, Load, Placement
 from octavo.messages.request import EngineOutput, EngineRequest, SchedulerStats
 
+_STEPS = 32
+"""Over which the time of a step is smoothed."""
 _MOST_BLOCKS = 128
 """Beginnings of a prompt that are remembered."""
 
@@ -31,6 +33,8 @@ class Balancer:
         self.loads = self._placement.loads
         self._shares_prefixes = shares_prefixes
         self._open: dict[str, _Open] = {}
+        self._last: dict[int, tuple[int, float]] = {}
+        """By replica that has work: the number of its last step, and when that was read."""
 
     def resize(self, count: int) -> None:
         """Have so many replicas: new ones are up; those that go, the last, must have been lost."""
@@ -59,9 +63,15 @@ class Balancer:
         self.loads[replica].waiting_tokens += len(tokens)
         return replica
 
-    def note(self, replica: int, outputs: Sequence[EngineOutput], stats: SchedulerStats) -> None:
-        """Take over what a step of a replica brought."""
+    def note(
+        self, replica: int, outputs: Sequence[EngineOutput], stats: SchedulerStats, now_s: float
+    ) -> None:
+        """Take over what a step of a replica brought. now_s: of any clock"""
         load = self.loads[replica]
+        last, self._last[replica] = self._last.get(replica), (stats.num_steps, now_s)
+        if last is not None and (count := stats.num_steps - last[0]) > 0:
+            weight = 1 if not load.step_s else min(1.0, count / _STEPS)
+            load.step_s += ((now_s - last[1]) / count - load.step_s) * weight
         load.cache_usage = stats.num_blocks_used / max(1, stats.num_blocks)
         for output in outputs:
             if (found := self._open.get(output.request_id)) is None:
@@ -88,6 +98,7 @@ class Balancer:
         for name in lost:
             del self._open[name]
         self.loads[replica] = Load(is_up=False)
+        self._last.pop(replica, None)
         self._placement.forget_beginnings()
         return unfinished
 
@@ -96,6 +107,8 @@ class Balancer:
         if not found.is_over:
             load.waiting_tokens -= found.num_waiting
             load.num_running -= not found.num_waiting
+            if not (load.waiting_tokens or load.num_running):
+                self._last.pop(found.replica, None)  # what comes next may be long after
             found.num_waiting, found.is_over = 0, True
         if not found.is_held:
             del self._open[request_id]

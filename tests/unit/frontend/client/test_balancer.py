@@ -20,7 +20,7 @@ def request(name, num_tokens=10, *, rank=None, first=0, **sharing):
 def step(balancer, replica, *names, ends=False, used=0):
     reason = FinishReason.STOP if ends else None
     outputs = [EngineOutput(str(name), [1], finish_reason=reason) for name in names]
-    balancer.note(replica, outputs, SchedulerStats(num_blocks_used=used, num_blocks=100))
+    balancer.note(replica, outputs, SchedulerStats(num_blocks_used=used, num_blocks=100), 0.0)
 
 
 def test_equal_replicas_take_turns_and_less_work_wins():
