@@ -44,7 +44,7 @@ SERVER_ALIASES = {
 _MEDIA = "Images are read and encoded in one way: MediaConfig has the options."
 _REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
-_EXPERTS = "Experts stay where they are, in equal numbers: use enable_expert_parallel alone."
+_EXPERTS = "Ranks have all tokens and equal numbers of experts: see enable_expert_parallel and enable_eplb."
 _CONTEXT = "Context parallelism is not supported yet."
 _NO_CODE = "No code is loaded by name into the server."
 _LOGS = "OCTAVO_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH say what is logged; bodies never are."
@@ -62,7 +62,6 @@ _ENGINE_REFUSED = {
     _MEDIA: "mm_encoder_only? ec_transfer_config",
     _NO_CODE: "io_processor_plugin",
     _REPLICAS: "data_parallel_multi_port_external_lb?",
-    _EXPERTS: "enable_eplb?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
     "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",
     "Name an Executor class of your own: distributed_executor_backend.": "worker_cls worker_extension_cls",
@@ -117,7 +116,7 @@ _ENGINE_WITHOUT_EFFECT = {
         data_parallel_backend
         dp_sync_interval disable_nccl_for_dp_synchronization? aggregate_engine_logging?""",
     _EXPERTS: """
-        eplb_config enable_ep_weight_filter? expert_placement_strategy all2all_backend
+        enable_ep_weight_filter? expert_placement_strategy all2all_backend
         elastic_ep_max_dp_size""",
     _CONTEXT: "dcp_comm_backend dcp_q_replicate? dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
     "stall_timeout says when an engine that hangs is given up.": (

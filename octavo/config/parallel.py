@@ -1,6 +1,7 @@
 """How the model is spread over processes and devices."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from octavo.base.devices import kind_of
 from octavo.config.option import TARGET, Concern, option
@@ -19,6 +20,12 @@ class ParallelConfig(metaclass=Concern):
     pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
     enable_expert_parallel: bool = option(
         False, "Give each rank of tensor_parallel_size some of the experts whole, not a part of each."
+    )
+    enable_eplb: bool = option(
+        False, "Move experts between the ranks of enable_expert_parallel, by how many tokens choose them."
+    )
+    eplb_config: dict[str, Any] = option(
+        {}, "How: num_redundant_experts, step_interval, window_size, log_balancedness, as in vLLM."
     )
     data_parallel_size: int = option(
         1, "Replicas of the model that share nothing; requests are balanced between them."

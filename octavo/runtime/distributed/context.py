@@ -131,6 +131,8 @@ class ParallelContext:
     ep: Group = ONE
     world: Group = ONE
     tokens: Group = ONE
+    redundant_experts: int | None = None
+    """Copies of experts in each layer, on all ranks of ep together; None = experts are not moved."""
     layers: range | None = None
     """Of this stage; None = all."""
     is_own: bool = False

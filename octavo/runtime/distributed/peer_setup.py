@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from octavo.base.log import get_logger
+from octavo.config.expert_load import expert_load
 from octavo.config.parallel import ParallelConfig
 from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.distributed.peers import Limits, Peers
@@ -48,6 +49,8 @@ def join_ranks(
         has_ep=config.enable_expert_parallel,
         timeout_s=config.distributed_timeout_seconds,
     )
+    if (load := expert_load(config)) is not None:
+        context = replace(context, redundant_experts=load.num_redundant_experts)
     return connect_peers(context, device, None if config.disable_custom_all_reduce else kernels, capture)
 
 

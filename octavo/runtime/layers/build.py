@@ -70,9 +70,15 @@ class Layer(nn.Module):
         self.matrices.append(method)
         return method
 
-    def make_experts(self, build: BuildContext, up: Layout, down: Layout) -> ExpertsMethod:
-        """Make the parameters of all experts, as the scheme stores them, and return their method."""
+    def make_experts(
+        self, build: BuildContext, up: Layout, down: Layout, num_spare: int | None = None
+    ) -> ExpertsMethod:
+        """Make the parameters of all experts, as the scheme stores them, and return their method.
+
+        num_spare: see ExpertsMethod
+        """
         method = build.scheme.experts(build.path)
+        method.num_spare = num_spare
         self.parameters_by_name |= method.create(up, down)
         self.matrices.append(method)
         return method

@@ -11,8 +11,10 @@ from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.experts import Router as Router  # noqa: PLC0414  # for models
 from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.layers.expert_placement import ExpertPlacement
 from octavo.runtime.layers.linear import ReplicatedLinear, RouterLinear
 from octavo.runtime.layers.mlp import GATES, MLP, DenseArch
+from octavo.runtime.quantization.experts import pad_rows
 from octavo.runtime.quantization.method import Term
 from octavo.runtime.quantization.packed_experts import PackedExperts
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
@@ -86,6 +88,12 @@ class Experts(nn.Module):
         self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
         self._skips_foreign = build.kernels.experts.skips_foreign
         self._parallel = build.parallel
+        ep, room = build.parallel.ep, build.parallel.redundant_experts
+        self.placement = (
+            None
+            if room is None or ep.size == 1
+            else ExpertPlacement(arch.num_experts, ep.rank, ep.size, room, build.device)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, size] to [T, size]."""
@@ -104,22 +112,27 @@ class Experts(nn.Module):
         Every rank has all tokens and takes those that chose one of its experts: none is dropped. They are
         added in the order of their choice, so that a sum has the same bits in any company.
         """
-        own = self.experts.own
+        places = self._own_places(routing.ids, x)
         if self._skips_foreign:
-            is_own = (routing.ids >= own.start) & (routing.ids < own.stop)
-            ids = torch.where(is_own, routing.ids - own.start, -1)
-            part: Tensor = self.experts(x, Routing(ids, routing.weights), self._share(x))
+            part: Tensor = self.experts(x, Routing(places, routing.weights), self._share(x))
             return part
-        ids, top_k = routing.ids.flatten(), routing.ids.shape[1]
-        (chosen,) = torch.where((ids >= own.start) & (ids < own.stop))
+        ids, top_k = places.flatten(), places.shape[1]
+        (chosen,) = torch.where(ids >= 0)
         y = x.new_zeros(len(ids), x.shape[1])
         if len(chosen):
-            mine = Routing(ids[chosen, None] - own.start, routing.weights.flatten()[chosen, None])
+            mine = Routing(ids[chosen, None], routing.weights.flatten()[chosen, None])
             y[chosen] = self.experts(x[chosen // top_k], mine, None)
         total = y.view(len(x), top_k, -1).sum(1)
         if (shared := self._share(x)) is None:
             return total
         return total + (shared.rows if shared.gate is None else shared.rows * shared.gate.sigmoid())
+
+    def _own_places(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return where this rank has the chosen experts, -1 = elsewhere."""
+        if self.placement is not None:
+            return self.placement.own_places(ids, x)
+        own = self.experts.own
+        return torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, -1)
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
@@ -168,7 +181,9 @@ class _ExpertStack(Layer):
             biases = up_bias, self._down_bias
         form = ExpertForm(GATES[arch.activation], arch.weighs_inputs, *biases)
         self._form = form._replace(limit=arch.limit, alpha=arch.alpha)
-        self.method = self.make_experts(build, up, down)
+        room = build.parallel.redundant_experts
+        self._num_spare = None if room is None or ep.size == 1 else room // ep.size
+        self.method = self.make_experts(build, up, down, self._num_spare)
         if ep.size > 1 and isinstance(self.method, PackedExperts):
             raise Unsupported("enable_expert_parallel: experts packed in this way are cut by ranks only.")
 
@@ -177,6 +192,15 @@ class _ExpertStack(Layer):
         super().after_load()
         if self._down_bias is not None and not self._adds_bias:
             self._down_bias.zero_()
+        if self._num_spare is not None:
+            biases = self._form.up_bias, self._form.down_bias
+            up, down = (None if x is None else pad_rows(x, self._num_spare) for x in biases)
+            self._form = self._form._replace(up_bias=up, down_bias=down)
+
+    def slots(self) -> list[Tensor]:
+        """Return all that experts are made of, [places, …] each."""
+        biases = self._form.up_bias, self._form.down_bias
+        return [*self.method.slots(), *(bias for bias in biases if bias is not None)]
 
     def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
         """Return this rank's part of the sum."""

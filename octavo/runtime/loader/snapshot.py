@@ -40,8 +40,12 @@ Owner = Layer | LinearMethod | ExpertsMethod
 
 def save_snapshot(folder: Path, model: Model, config: EngineConfig, platform: Platform, rank: int) -> str:
     """Write what a rank has of a snapshot; return the kind of machine that it is for. Raises Unsupported."""
-    if config.model.load_format == "dummy" or model.host_weight_bytes or config.checkpoint.mmproj:
-        raise Unsupported("A snapshot needs weights from files, all on the device, and no mmproj file.")
+    is_elsewhere = model.host_weight_bytes or config.parallel.enable_eplb
+    if config.model.load_format == "dummy" or is_elsewhere or config.checkpoint.mmproj:
+        raise Unsupported(
+            "A snapshot needs weights from files, all on the device, experts that stay (no enable_eplb), no "
+            "mmproj file."
+        )
     if config.model.load_format == "safetensors" and read_kv_scales(Path(config.checkpoint.path)):
         raise Unsupported("A snapshot does not keep a checkpoint's scales of keys and values.")
     size = save(model, folder, rank)

@@ -25,6 +25,8 @@ class DenseExperts(ExpertsMethod):
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._wholes: tuple[Tensor, Tensor] | None = None
+        """The matrices, with room behind them."""
 
     def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
         storage = self._storage
@@ -37,11 +39,24 @@ class DenseExperts(ExpertsMethod):
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
         return self._storage.experts.dense_experts(x, routing, *self.matrices, form, shared)
 
+    def after_load(self) -> None:
+        if self.num_spare is not None:
+            count = len(self._down.data)
+            wholes = []
+            for parameter in (self._up, self._down):
+                data = parameter.data
+                wholes.append(pad_rows(data, len(data) // count * self.num_spare))
+                parameter.live_in(wholes[-1][: len(data)])
+            self._wholes = wholes[0], wholes[1]
+
     @property
     def matrices(self) -> tuple[Tensor, Tensor]:
         """Return the weights: [experts, gate and up, inputs], [experts, outputs, intermediate]."""
-        down = self._down.data
-        return self._up.data.view(len(down), -1, down.shape[1]), down
+        up, down = self._wholes or (self._up.data, self._down.data)
+        return up.view(len(down), -1, down.shape[1]), down
+
+    def slots(self) -> list[Tensor]:
+        return list(self.matrices)
 
 
 class BlockExperts(ExpertsMethod):
@@ -64,6 +79,9 @@ class BlockExperts(ExpertsMethod):
         assert self._stacks
         return self._storage.experts.block_experts(x, routing, self._stacks, form, shared)
 
+    def slots(self) -> list[Tensor]:
+        return [part.blocks for part in self._stacks]
+
     def describe(self) -> list[str]:
         """Return a line for each stack."""
         stacks = getattr(self, "_stacks", ())
@@ -73,6 +91,8 @@ class BlockExperts(ExpertsMethod):
         ]
 
     def _keep(self, gate: Blocks, up: Blocks, down: Blocks) -> None:
+        if (room := self.num_spare) is not None:
+            gate, up, down = (Blocks(pad_rows(part.data, room), part.type) for part in (gate, up, down))
         self._stacks = Stacks(self._pack(gate), self._pack(up), self._pack(down))
 
     def _pack(self, stacked: Blocks) -> Packed:
@@ -113,12 +133,20 @@ class UnpackedExperts(BlockExperts):
             return super().apply(x, routing, form, shared)
         return self._storage.experts.dense_experts(x, routing, *self._matrices, form, shared)
 
+    def slots(self) -> list[Tensor]:
+        return super().slots() if self._matrices is None else list(self._matrices)
+
     def describe(self) -> list[str]:
         return list(self._told) or super().describe()
 
     def _unpack(self, matrices: Packed) -> Tensor:
         unpack, dtype = self._storage.kernels.block_dequantize, self._storage.compute_dtype
         return torch.stack([unpack(matrices._replace(blocks=part)).to(dtype) for part in matrices.blocks])
+
+
+def pad_rows(x: Tensor, count: int) -> Tensor:
+    """Return a copy of x with so many zeros more along its first axis."""
+    return torch.cat([x, x.new_zeros((count, *x.shape[1:]))])
 
 
 def make_block_experts(storage: Storage, parameter: MakeBlocks = BlockParameter) -> ExpertsMethod:

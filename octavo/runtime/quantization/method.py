@@ -122,6 +122,9 @@ class LinearMethod(ABC):
 class ExpertsMethod(ABC):
     """Owns the matrices of all experts of one layer on this rank."""
 
+    num_spare: int | None = None
+    """Room behind them, for copies of others; None = experts stay where they are loaded."""
+
     @abstractmethod
     def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
         """Make the parameters: "up." or "down.", then the last part of the name in the checkpoint.
@@ -140,6 +143,10 @@ class ExpertsMethod(ABC):
 
         The order of the sums is fixed. No token is dropped, however many choose one expert.
         """
+
+    def slots(self) -> list[Tensor]:
+        """Return the tensors that it multiplies by, [experts and room, …] each. Raises Unsupported."""
+        raise Unsupported("enable_eplb: experts stored in this form are not moved.")
 
     def describe(self) -> list[str]:
         """Return a line for each packed stack; see LinearMethod.describe."""

@@ -14,6 +14,7 @@ import torch
 
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
+from octavo.config.expert_load import expert_load
 from octavo.config.snapshot import check_machine
 from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
@@ -40,6 +41,7 @@ from octavo.runtime.weight_transfer.receiver import WeightReceiver
 from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
+from octavo.runtime.worker.expert_balancer import ExpertBalancer
 from octavo.runtime.worker.host_copy import HostCopy
 from octavo.runtime.worker.kv_scale_run import measure_kv_scales
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
@@ -152,6 +154,8 @@ class Worker:
         adapters: list[StepPart] = [part] if (part := self._make_adapters(num_rows)) else []
         if (soft_prompts := self._make_soft_prompts()) is not None:
             adapters.append(soft_prompts)
+        if (load := expert_load(config.parallel)) is not None:
+            adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model))
         if config.pooling is not None:
             parts: list[StepPart] = [*self._make_media(state), *adapters]
             return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)

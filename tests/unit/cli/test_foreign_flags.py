@@ -78,7 +78,7 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--enable-eplb"], "enable_eplb=True: "),
+        (["-pcp", "2"], "prefill_context_parallel_size=2: "),
         (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
         (["--worker-cls", "a.B"], "Name an Executor class"),

@@ -147,8 +147,8 @@ def test_configs_take_the_keywords_that_articles_give_them(lines):
     )
     assert (args.max_model_len, args.max_num_seqs, args.swap_space, args.seed) == (512, 8, 4, 42)
     assert "enable_kv_cache_compression has no effect. Name a type of 8 bits" in lines.text
-    with pytest.raises(ConfigError, match="Experts stay where they are"):
-        from_concerns(ParallelConfig(enable_eplb=True))
+    with pytest.raises(ConfigError, match="Context parallelism is not supported"):
+        from_concerns(ParallelConfig(prefill_context_parallel_size=2))
     with pytest.raises(ConfigError, match="Unknown option banana"):
         from_concerns(CacheConfig(banana=1))
 

@@ -1,0 +1,90 @@
+"""`ExpertBalancer` moves experts between ranks by their load, a layer per step. A part of the runner's steps.
+
+All ranks compute the same steps and have counted the same tokens, so they decide alike without a word.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, distributed
+
+from octavo.base.log import get_logger
+from octavo.config.expert_load import ExpertLoad
+from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.runtime.distributed.context import Group
+from octavo.runtime.layers.expert_placement import (
+    ExpertPlacement,
+    Move,
+    balancedness,
+    moves,
+    place_experts,
+)
+from octavo.runtime.layers.experts import Experts
+from octavo.runtime.models.interface import Model
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.step_part import StepPart
+
+logger = get_logger(__name__)
+_WORTH = 1.02
+"""A layer is rearranged if that improves its balance by so much."""
+
+
+class ExpertBalancer(StepPart):
+    """Counts steps; at the end of an interval the layers have their turn."""
+
+    def __init__(self, load: ExpertLoad, ranks: Group, model: Callable[[], Model]) -> None:
+        super().__init__()
+        self._load, self._ranks, self._model = load, ranks, model
+        self._num_steps = 0
+        self._waiting: list[tuple[Experts, ExpertPlacement]] = []
+
+    def read(self, request: NewRequest) -> None:
+        """See StepPart: requests want nothing of it."""
+
+    def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
+        self._num_steps += 1
+        place, interval = self._num_steps % self._load.step_interval, self._load.step_interval
+        if self._num_steps == 1 or place == interval - self._load.window_size:
+            for _, placement in self._balanced():
+                placement.load.zero_()
+        if place == 0:
+            self._waiting = self._balanced()
+        if self._waiting:
+            self._rearrange(*self._waiting.pop())
+
+    def _balanced(self) -> list[tuple[Experts, ExpertPlacement]]:
+        every = [module for module in self._model().modules() if isinstance(module, Experts)]
+        return [(experts, experts.placement) for experts in every if experts.placement is not None]
+
+    def _rearrange(self, experts: Experts, placement: ExpertPlacement) -> None:
+        load: list[int] = placement.load.tolist()
+        placement.load.zero_()
+        before = placement.places
+        after = place_experts(load, before)
+        balances = balancedness(load, before), balancedness(load, after)
+        if self._load.log_balancedness:
+            logger.info("Experts: balance %.2f, %.2f if they are moved.", *balances)
+        if balances[1] >= _WORTH * balances[0]:
+            changes = moves(before, after)
+            for tensor in experts.experts.slots():
+                self._move(tensor, changes)
+            placement.use(after)
+
+    def _move(self, tensor: Tensor, changes: list[Move]) -> None:
+        """Send and receive entries of a tensor, [places, …]; nothing is overwritten before it is sent."""
+        rank, group = self._ranks.rank, self._ranks.process_group
+        operations, arrived = list[distributed.P2POp](), dict[int, Tensor]()
+        for move in changes:
+            if rank not in (move.source, move.target):
+                continue
+            part = tensor[move.source_place if move.source == rank else 0].clone()
+            if move.target == rank:
+                arrived[move.target_place] = part
+            if move.source != move.target:
+                operation = distributed.isend if move.source == rank else distributed.irecv
+                other = move.target if move.source == rank else move.source
+                operations.append(distributed.P2POp(operation, part, group=group, group_peer=other))
+        for sent in distributed.batch_isend_irecv(operations) if operations else ():
+            sent.wait()
+        for place, part in arrived.items():
+            tensor[place].copy_(part)
