@@ -263,7 +263,8 @@ class FakeExecutor(Executor):
         for source, target in step.block_copies:
             self._check(Tier.POOL in (source.tier, target.tier), "a copy within host memory")
             self.memory[self._index(target)] = list(self.memory[self._index(source)])
-        parts = list(zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True))
+        starts = [self._start(step, index) for index in range(len(step.request_ids))]
+        parts = list(zip(step.request_ids, starts, step.num_scheduled_tokens, strict=True))
         for index, (request_id, start, count) in enumerate(parts):
             self._write(self.rows[request_id], start, count, step.drafts.get(index, ()))
         for request_id, start, count in parts:
@@ -285,6 +286,15 @@ class FakeExecutor(Executor):
                 output.sampled_token_ids[-1][:0] = before
         self.steps.append(step)
         return output
+
+    def _start(self, step: SchedulerOutput, index: int) -> int:
+        """Tokens computed before: of a request whose drafts were not read, only the executor knows."""
+        least = step.num_computed_tokens[index]
+        if index not in step.unread:
+            return least
+        found = self.rows[step.request_ids[index]].num_computed
+        self._check(least <= found, f"{found} computed, fewer than {least}")
+        return found
 
     def _index(self, place: Place) -> int:
         """Where the content is in `memory`: host cells lie behind the pool."""
@@ -312,8 +322,8 @@ class FakeExecutor(Executor):
         self._check(0 < step.num_tokens <= limits.max_num_batched_tokens, f"{step.num_tokens} tokens")
         self._check(new <= set(step.request_ids), "a new request has no part in the step")
         self._check(len(set(step.request_ids)) == len(step.request_ids), "a request has two parts")
-        for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
-            row = self.rows[request_id]
+        for index, request_id in enumerate(step.request_ids):
+            row, start = self.rows[request_id], self._start(step, index)
             self._check(row.num_computed in (-1, start), f"{start} computed, not {row.num_computed}")
         for index, blocks in step.new_block_ids.items():
             for table, ids in zip(self.rows[step.request_ids[index]].tables, blocks, strict=True):

@@ -29,7 +29,16 @@ from octavo.config.processors import importable_name, installed_processors
 from octavo.config.resolve_parallel import check_device, check_sizes, resolve_parallel, usable_cores
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
-from octavo.config.speculative import CUSTOM, WITH_WEIGHTS, check_draft, flattened, method_of, speculation
+from octavo.config.speculative import (
+    CUSTOM,
+    HEADS,
+    HIDDEN_STATES,
+    WITH_WEIGHTS,
+    check_draft,
+    flattened,
+    method_of,
+    speculation,
+)
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -272,12 +281,13 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         speculative["method"] = method_of(read_checkpoint(Path(folder)).config)
     wanted = speculation(speculative)  # refuses what it does not know
     has_drafter = wanted is not None and wanted.method in WITH_WEIGHTS
-    if wanted and has_drafter and scheduler.steps_in_flight > 1:
+    if wanted and has_drafter and scheduler.steps_in_flight > 2:
         raise ConfigError(
-            f"steps_in_flight={scheduler.steps_in_flight}: the next step begins with what "
-            f"{wanted.method} guesses behind the last one. Use steps_in_flight=1, or leave it out."
+            f"steps_in_flight={scheduler.steps_in_flight}: a step with drafts of {wanted.method} begins with "
+            "what came of the one before. Use steps_in_flight=2 at most, or leave it out."
         )
     num_stages = args.pipeline_parallel_size
+    waits = wanted is not None and has_drafter and wanted.method not in (*HEADS, *HIDDEN_STATES)
     if has_drafter and num_stages > 1:
         raise Unsupported(f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages.")
     most_seqs = 256 if cpu else 1024
@@ -301,7 +311,7 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         scheduler,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or has_drafter else 2) * num_stages,
+        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or waits else 2) * num_stages,
         speculative_config=speculative,
     )
 

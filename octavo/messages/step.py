@@ -9,6 +9,9 @@ from octavo.messages.pooling import Pooled
 from octavo.messages.request import RequestSpec, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
+UNTOLD = -1
+"""Stands for a draft that only the workers know."""
+
 
 class NewRequest(msgspec.Struct, array_like=True, gc=False):
     """A request that (re)enters the batch; the runner gives it a row until it is released."""
@@ -105,11 +108,16 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False, tag="step"):
     """Contents that `block_copies` copy into blocks; of each a part per rank."""
     drafts: dict[int, list[int]] = {}
     """By place in `request_ids`: tokens guessed to follow the one scheduled. A row of the step computes each
-    as if it were known, and all rows of the request sample."""
+    as if it were known, and all rows of the request sample. UNTOLD: what the workers guessed there."""
     block_saves: list[BlockSave] = []
     """Blocks to keep, as they are after this step."""
     num_drafts: list[int] = []
     """By place in `request_ids`: tokens that the workers shall guess behind what is sampled; [] = none."""
+    tells_drafts: bool = True
+    """What they guess comes with the result; otherwise a later step names it by UNTOLD."""
+    unread: list[int] = []
+    """Places in `request_ids` of which the step before verifies drafts, and was not read when this one was
+    planned: as many tokens more are computed as drafts came true."""
     num_taken: dict[int, int] = {}
     """By place in `request_ids`: drafts that count as true, whether they are or not; the next one is not."""
 

@@ -15,6 +15,8 @@ from octavo.engine.speculation.guess import Guess
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.token_run import Match
 from octavo.engine.structured.guidance import GuidanceBackend
+from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.worker.chained_steps import ChainedSteps
 from tests.tiny_models import make_oracle, save, tiny_config
 
 PARAMS = {
@@ -122,6 +124,37 @@ def test_steps_in_flight_change_nothing(tiny, tiny_plain):
     """There the last token is hardly ever known in time."""
     with LLM(**tiny, spec_method="ngram", steps_in_flight=2, max_num_seqs=7) as llm:
         assert results(llm) == tiny_plain
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
+def test_chained_steps_change_nothing(tiny, monkeypatch, shift):
+    """The next step verifies what follows if all drafts come true; shifted, the negative twin: see there."""
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    verify, noted = ChainedSteps.verify, []
+
+    def verified(steps, inputs, *rest):
+        lasts = verify(steps, inputs, *rest)
+        noted.append(int((inputs.num_known >= 0).sum()))
+        steps._state.lengths -= shift
+        return lasts
+
+    monkeypatch.setattr(ChainedSteps, "verify", verified)
+    names = ["greedy", "drawn", "truncated", "three", "stop"]
+    params = [SamplingParams(**({"temperature": 0.0} | PARAMS[name] | {"max_tokens": 60})) for name in names]
+
+    def texts(llm):
+        outputs = llm.generate(PROMPTS[:1] * len(params), params, use_tqdm=False)
+        return [each.token_ids for out in outputs for each in out.outputs]
+
+    with LLM(**tiny) as llm:
+        plain = texts(llm)
+    config = {"method": "suffix", "num_speculative_tokens": 4, "enable_adaptive_verification": False}
+    with LLM(**tiny, speculative_config=config, steps_in_flight=2, max_num_seqs=64) as llm:
+        assert texts(llm) == plain or shift
+        again = texts(llm)  # suffixes of all outputs are known
+        assert (again == plain) != shift
+        assert drafted(llm)[1] > 50 or shift
+    assert sum(noted) > 50
 
 
 def test_stages_change_nothing(tiny, monkeypatch):

@@ -21,6 +21,7 @@ from octavo.runtime.models.draft_heads import DraftHead
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.speculative.part import DraftPart
 from octavo.runtime.speculative.state_drafter import StateDrafter
+from octavo.runtime.worker.chained_steps import ChainedSteps
 from tests.integration.test_speculation import drafted, results
 from tests.tiny_models import make_oracle, save, tiny_config
 
@@ -288,6 +289,75 @@ def test_captured_guesses_are_those_of_plain_torch(target, folders, monkeypatch,
     assert sum(guess is not None for guess in found) >= 4 and len(seen) >= 3
     agree = [guesses(kind, weights, target[0], ids)[: len(drafts)] == drafts for ids, drafts in seen]
     assert all(agree) != broken
+
+
+def test_steps_that_wait_change_nothing(target, folders, smollm2_path, plain):
+    """With two steps in flight, each begins with what came of the one before: on a CPU, by waiting for it."""
+    common = {"tokenizer": str(smollm2_path), "steps_in_flight": 2, "max_num_seqs": 24}
+    with drafting(target, folders["eagle3"][0], "eagle3", **common) as llm:
+        assert results(llm) == plain
+        assert drafted(llm)[0] > 100
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
+def test_chained_steps_change_nothing(target, folders, monkeypatch, shift):
+    """Nobody waits to know how long a request is; shifted, the negative twin: it is noted as shorter."""
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    rows, verify = [], ChainedSteps.verify
+
+    def noted(steps, inputs, *rest):
+        rows.append(len(inputs.rows))
+        lasts = verify(steps, inputs, *rest)
+        steps._state.lengths -= shift
+        return lasts
+
+    monkeypatch.setattr(ChainedSteps, "verify", noted)
+    kinds = [{"temperature": 0}, {"temperature": 0.8}, {"top_p": 0.9, "top_k": 50}, {"n": 3}]
+    params = [
+        SamplingParams(**{"seed": i, "max_tokens": 5 + 7 * (i % 5), "detokenize": False} | kinds[i % 4])
+        for i in range(len(PROMPTS))
+    ]
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+
+    def texts(llm):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [each.token_ids for out in outputs for each in out.outputs]
+
+    with LLM(target[1], skip_tokenizer_init=True, **COMMON) as llm:
+        plain = texts(llm)
+    options = {"skip_tokenizer_init": True, "steps_in_flight": 2, "max_num_seqs": 16, "block_size": 16}
+    with drafting(target, folders["eagle3"][0], "eagle3", **options | {"num_gpu_blocks_override": 60}) as llm:
+        assert (texts(llm) == plain) != shift
+        assert drafted(llm)[0] > 50
+    assert len(rows) > 20 and max(rows) > 8
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "speculators"])
+def test_chained_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind):
+    """Behind steps that nobody waits for, all the guesses are read from the device."""
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    folder, weights = folders[kind]
+    seen, chain = [], StateDrafter.chain
+
+    def noted(drafter, links):
+        chain(drafter, links)
+        row, state = int(links.inputs.rows[links.inputs.heads[0]]), links.state
+        length = int(state.lengths[row])
+        if row != state.spare_row:
+            ids = state.token_ids[row].tolist()
+            seen.append((ids[:length], ids[length : length + int(links.inputs.num_wanted[0])]))
+
+    monkeypatch.setattr(StateDrafter, "chain", noted)
+    prompts = [PROMPT, *({"prompt_token_ids": ids} for ids in PROMPTS[:2])]
+    params = [SamplingParams(max_tokens=count, temperature=0, ignore_eos=True) for count in (30, 25, 12)]
+    options = {"skip_tokenizer_init": True, "max_num_seqs": 24, "steps_in_flight": 2}
+    with drafting(target, folder, method_of(kind), **options) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    with LLM(target[1], skip_tokenizer_init=True, **COMMON) as llm:
+        plain = llm.generate(prompts, params, use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in outputs] == [out.outputs[0].token_ids for out in plain]
+    assert sum(len(drafts) == COUNT for _, drafts in seen) >= 3
+    assert all(guesses(kind, weights, target[0], ids)[: len(drafts)] == drafts for ids, drafts in seen)
 
 
 def mtp_guesses(oracle, mtp, ids):

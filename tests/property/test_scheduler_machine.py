@@ -50,17 +50,21 @@ class Drafts:
     def propose(self, running):
         drafts = {}
         for request in running:
-            if request.num_in_flight or request.num_computed + 1 != len(request.token_ids):
+            num_ahead = request.num_pending + request.num_unsure
+            if num_ahead and self.machine.config.scheduler.steps_in_flight != 2:
                 continue
-            room = min(self.most, request.max_total_tokens - len(request.token_ids) - 1)
-            expected = self.machine.expected[request.request_id][0][request.num_output_tokens :][:room]
+            if request.num_computed + 1 != len(request.token_ids) + request.num_pending:
+                continue
+            num_known = request.num_output_tokens + num_ahead
+            room = min(self.most, request.max_total_tokens - len(request.token_ids) - num_ahead - 1)
+            expected = self.machine.expected[request.request_id][0][num_known:][: max(0, room)]
             self.turn += 1
             wrong = self.turn % 3
             drafts[request] = [(t + (i % 3 == wrong)) % VOCAB for i, t in enumerate(expected)]
         return {request: tokens for request, tokens in drafts.items() if tokens}
 
     def awaits_results(self, running):
-        return self.turn % 2 == 1 or any(request.awaits_length for request in running)
+        return self.turn % 2 == 1 or any(request.num_unsure for request in running)
 
     def counts_behind(self, plan):
         return [self.most] * len(plan.requests)
@@ -111,7 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
         pin_share,
     ):
         self.now = 0.0
-        self.most_drafts = drafts + ahead
+        self.most_drafts = drafts * steps_in_flight + ahead
         self.config = fake_config(
             block_size=block_size,
             num_blocks=1,

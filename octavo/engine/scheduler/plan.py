@@ -43,6 +43,9 @@ class StepPlan:
     """By place in `requests`: tokens guessed to follow."""
     num_drafts: list[int] = field(default_factory=list)
     """By place in `requests`: tokens that the workers shall guess behind this step; [] = none."""
+    tells_drafts: bool = True
+    unread: list[int] = field(default_factory=list)
+    """Both as in SchedulerOutput."""
     num_taken: dict[int, int] = field(default_factory=dict)
     """By place in `requests`: drafts that count as true, whether they are or not."""
     matchers_ahead: dict[int, list[RequestMatcher]] = field(default_factory=dict)
@@ -87,7 +90,7 @@ class StepPlan:
         self.drafts[len(self.requests)] = drafts
         self.matchers_ahead[len(self.requests)] = matchers
         self.num_tokens_left -= len(drafts)
-        request.awaits_length = True
+        request.num_unsure += len(drafts)
 
     @property
     def awaits_tokens(self) -> bool:
@@ -126,5 +129,7 @@ class StepPlan:
             masks_follow=self.awaits_tokens,
             drafts=self.drafts,
             num_drafts=self.num_drafts,
+            tells_drafts=self.tells_drafts,
+            unread=self.unread,
             num_taken=self.num_taken,
         )

@@ -92,8 +92,10 @@ class Request:
     """What is expected to follow, if that is of use."""
     proposal: list[int] | None = None
     """What the workers expect to follow."""
-    awaits_length: bool = False
-    """A step in flight verifies drafts: how many tokens it brings is not known."""
+    num_unsure: int = 0
+    """Drafts that steps in flight verify: so many tokens more than `num_computed` may be computed."""
+    num_asked: int = 0
+    """Tokens that the workers guess behind its last step."""
     table: BlockTable | None = None
     """Blocks held; None before it runs."""
     prefix: SharedPrefix | None = None

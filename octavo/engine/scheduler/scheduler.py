@@ -247,10 +247,9 @@ class Scheduler:
                 return
             if turns and turns.leaves_out(request, plan):
                 continue
-            if ahead and request in ahead:
-                if request.awaits_length:
-                    continue
-                self._lookahead.extend(plan, request, ahead[request], len(order) - served)
+            drafts, num_behind = ahead.get(request), len(order) - served
+            if drafts is not None and not self._lookahead.extend(plan, request, drafts, num_behind):
+                continue
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
                 continue

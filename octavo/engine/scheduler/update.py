@@ -22,9 +22,10 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
     errors, prompt_logprobs = result.errors, result.prompt_logprobs
     brings_tokens_only = not (errors or prompt_logprobs or result.logprobs)
     outputs = []
+    for place, drafts in plan.drafts.items():
+        plan.requests[place].num_unsure -= len(drafts)
     for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
         request.num_in_flight -= 1
-        request.awaits_length = False
         if brings_tokens_only and len(token_ids) == 1 and request.is_routine(token_ids[0]):
             request.token_ids.append(token_ids[0])
             if request.matcher is not None:

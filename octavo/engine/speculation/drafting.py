@@ -45,6 +45,17 @@ class Known(NamedTuple):
         return self.token_ids[:count]
 
 
+class Behind(NamedTuple):
+    """What is expected behind the tokens that steps in flight bring, if these come as expected."""
+
+    guess: Ahead
+    num_pending: int
+
+    def ahead(self, count: int) -> list[int]:
+        """Return up to `count` tokens."""
+        return self.guess.ahead(self.num_pending + count)[self.num_pending :]
+
+
 class Candidate(NamedTuple):
     """A request whose next tokens may be guessed, with the chances that 1, 2, … of them come."""
 
@@ -56,9 +67,9 @@ class Candidate(NamedTuple):
 class Drafting:
     """The guesses of one engine, and what it learned from them."""
 
-    def __init__(self, wanted: Speculation, max_num_rows: int) -> None:
-        """max_num_rows: of one step."""
-        self._wanted, self._max_num_rows = wanted, max_num_rows
+    def __init__(self, wanted: Speculation, max_num_rows: int, *, runs_ahead: bool = False) -> None:
+        """max_num_rows: of one step; runs_ahead: the next is planned before drafts are known to be true"""
+        self._wanted, self._max_num_rows, self._runs_ahead = wanted, max_num_rows, runs_ahead
         self._chances, self._costs = Chances(), StepCosts()
         self._known_chances = Chances(_ASSUMED)
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
@@ -75,6 +86,9 @@ class Drafting:
         self._num_running = len(running)
         ready = [request for request in running if self._is_ready(request)]
         candidates = [found for request in ready if (found := self._candidate(request)) is not None]
+        if self._runs_ahead:
+            pending = [request for request in running if request.num_in_flight and request.matcher is None]
+            candidates += self._candidates_behind(pending)
         return {
             each.request: each.guess.ahead(count) for each, count in self._choose(candidates, len(running))
         }
@@ -82,17 +96,28 @@ class Drafting:
     def awaits_results(self, running: Sequence[Request]) -> bool:
         """Return True if the next step should be planned with the tokens of the steps in flight.
 
-        Else those whose drafts are verified would miss it, or drafts that are worth computing.
+        Else those whose drafts are verified would miss it, or drafts that are worth computing. A grammar has
+        to see the tokens; other requests do not wait, where steps are planned ahead.
         """
-        if any(request.awaits_length for request in running):
+        pending = [each for each in running if each.num_in_flight]
+        if self._runs_ahead:
+            pending = [each for each in pending if each.matcher is not None]
+        if any(request.num_unsure for request in pending):
             return True
         self._num_running = len(running)
-        pending = [
-            each for each in running if each.num_in_flight and each.is_decoding and each.max_drafts != 0
-        ]
-        candidates = [found for request in pending if (found := self._candidate(request)) is not None]
-        behind = [each._replace(chances=each.chances[1:]) for each in candidates]
-        return bool(self._choose(behind, len(running)))
+        return bool(self._choose(self._candidates_behind(pending), len(running)))
+
+    def _candidates_behind(self, pending: Iterable[Request]) -> list[Candidate]:
+        """Return what may follow the tokens of steps in flight, if these are what is expected."""
+        candidates = []
+        for request in pending:
+            num_pending = request.num_pending + request.num_unsure
+            if not (request.num_pending and request.is_decoding) or request.max_drafts == 0:
+                continue
+            if (found := self._candidate(request, num_pending)) is not None:
+                guess, chances = Behind(found.guess, num_pending), found.chances[num_pending:]
+                candidates.append(Candidate(request, guess, chances))
+        return candidates
 
     def _choose(self, candidates: list[Candidate], num_rows: int) -> list[tuple[Candidate, int]]:
         """Return whose next tokens are computed ahead, and how many."""
@@ -157,7 +182,8 @@ class Drafting:
         is_next = request.num_computed + 1 == len(request.token_ids) and not request.num_in_flight
         return is_next and request.max_drafts != 0 and request.is_decoding
 
-    def _candidate(self, request: Request) -> Candidate | None:
+    def _candidate(self, request: Request, num_pending: int = 0) -> Candidate | None:
+        """Return what may follow; the first tokens of it are those that steps in flight bring."""
         if request.matcher is not None and (forced := request.matcher.forced()):
             return self._propose_known(request, forced)
         guess = request.guess
@@ -167,16 +193,15 @@ class Drafting:
             guess.observe(request.token_ids[len(guess.own) :], self._chances)
         if guess.match is None or guess.match.length < self._wanted.least_match:
             self._search(request, guess)
-        most = self._most(request, guess)
-        if guess.match is None or most <= 0 or not (count := len(guess.ahead(most))):
+        most = self._most(request, guess, num_pending)
+        if guess.match is None or most <= 0 or not (count := len(guess.ahead(most + num_pending))):
             return None
         chances = self._chances.ahead(guess.match.length, count, guess.factor)
         return Candidate(request, guess, chances[chances >= self._wanted.least_chance])
 
-    def _most(self, request: Request, guess: Guess | None = None) -> int:
-        most = min(
-            self._wanted.most_of(self._num_running), request.max_total_tokens - len(request.token_ids) - 1
-        )
+    def _most(self, request: Request, guess: Guess | None = None, num_pending: int = 0) -> int:
+        num_left = request.max_total_tokens - len(request.token_ids) - num_pending - 1
+        most = min(self._wanted.most_of(self._num_running), num_left)
         most = most if request.max_drafts is None else min(most, request.max_drafts)
         if self._wanted.most_factor and guess is not None and guess.match is not None:
             most = min(most, int(self._wanted.most_factor * guess.match.length))

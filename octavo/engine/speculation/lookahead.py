@@ -26,7 +26,8 @@ class Lookahead:
         wanted = speculation(config.speculative_config)
         has_weights = wanted is not None and wanted.method in WITH_WEIGHTS
         kind = WorkersDrafting if has_weights else Drafting
-        self.drafting = kind(wanted, config.max_num_seqs) if wanted else None
+        self._runs_ahead = config.steps_in_flight == 2
+        self.drafting = kind(wanted, config.max_num_seqs, runs_ahead=self._runs_ahead) if wanted else None
         self._rates, self._noise = np.array(wanted.rates if wanted else ()), np.random.default_rng(0)
         if self._rates.size:
             logger.warning(
@@ -48,20 +49,25 @@ class Lookahead:
         """Return the drafts of the next step; with none, requests of which a step verifies some now."""
         if self.drafting is None:
             return {}
-        others = {other: list[int]() for other in running if other.awaits_length or self._num_ahead}
+        others = {other: list[int]() for other in running if other.num_unsure or self._num_ahead}
         return others | self.drafting.propose(running)
 
-    def extend(self, plan: StepPlan, request: Request, drafts: list[int], num_behind: int) -> None:
+    def extend(self, plan: StepPlan, request: Request, drafts: list[int], num_behind: int) -> bool:
         """Add the drafts of `request`, which is added next, as far as nobody behind it goes short.
 
+        Return False if it has to wait until it is known how many tokens the steps in flight bring.
         num_behind: running requests that are still to be served
         """
-        table = request.table
+        table, num_unsure = request.table, request.num_unsure
         assert table is not None
+        if num_unsure and not self._may_run_ahead(request):
+            return False
+        if request.num_tokens >= request.max_total_tokens:
+            return True  # it will get no part of this step
         drafts = drafts[: max(0, plan.num_tokens_left - num_behind - 1)]
         matchers = request.matcher.follow(drafts) if request.matcher is not None else []
         drafts = drafts if request.matcher is None else drafts[: len(matchers)]
-        num_computed, num_new = request.num_computed, 1 + len(drafts)
+        num_computed, num_new = request.num_computed, num_unsure + 1 + len(drafts)
         num_left = request.max_total_tokens - 1 - num_computed - num_new
         # Who computes more than its last token may still get other blocks, or none.
         is_next = request.num_tokens == num_computed + 1
@@ -72,18 +78,29 @@ class Lookahead:
             if new_blocks is not None:
                 plan.new_blocks[len(plan.requests)] = new_blocks
             elif num_computed + num_new > table.capacity:
-                return
+                if num_computed + num_unsure >= table.capacity and num_unsure:
+                    return False
+                drafts = []
+        if num_unsure:
+            plan.unread.append(len(plan.requests))
         if drafts:
             if self._rates.size:
                 plan.num_taken[len(plan.requests)] = int(
                     (self._rates[: len(drafts)] > self._noise.random()).sum()
                 )
             plan.add_drafts(request, drafts, matchers)
+        return True
+
+    def _may_run_ahead(self, request: Request) -> bool:
+        """Return True if it may be planned though it is not known how many drafts come true."""
+        is_over = request.num_computed + request.num_unsure + 1 >= request.max_total_tokens
+        return self._runs_ahead and request.matcher is None and not is_over
 
     def finish(self, plan: StepPlan) -> None:
         """Say how many tokens the workers shall guess behind a step that is planned."""
         self._is_awaited = None
         if self.drafting is not None:
+            plan.tells_drafts = not self._runs_ahead
             plan.num_drafts = self.drafting.counts_behind(plan)
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:

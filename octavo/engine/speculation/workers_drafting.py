@@ -1,9 +1,13 @@
 """`WorkersDrafting`: drafts that the workers guess, by a model of their own.
 
-They come with the result of a step and are verified in the next. How many to ask for is decided before, by
-how often tokens at each place of a draft were right, and by what guessing and verifying have taken; none, if
-that is not clearly more than without. Then one request is asked from time to time, to notice a change.
+They come with the result of a step and are verified in the next. Where steps are planned ahead they stay with
+the workers, and the next step names them by UNTOLD; but a grammar has to see them. How many to ask for is
+decided before, by how often tokens at each place of a draft were right, and by what guessing and verifying
+have taken; none, if that is not clearly more than without. Then one request is asked from time to time, to
+notice a change.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +16,7 @@ from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.drafting import LEAST_GAIN, Candidate, Drafting, is_usual
 from octavo.engine.speculation.step_costs import StepCosts
-from octavo.messages.step import ModelRunnerOutput
+from octavo.messages.step import UNTOLD, ModelRunnerOutput
 
 _TRIAL = 3
 """Tokens that are asked for to learn."""
@@ -23,8 +27,8 @@ _PATIENCE = 60
 class WorkersDrafting(Drafting):
     """Knows what the workers guessed, and how many tokens they are asked for."""
 
-    def __init__(self, wanted: Speculation, max_num_rows: int) -> None:
-        super().__init__(wanted, max_num_rows)
+    def __init__(self, wanted: Speculation, max_num_rows: int, *, runs_ahead: bool = False) -> None:
+        super().__init__(wanted, max_num_rows, runs_ahead=runs_ahead)
         self._pass_costs = StepCosts()
         self._patience_s = 0.0
 
@@ -38,27 +42,59 @@ class WorkersDrafting(Drafting):
         count = self._best_count(len(asking)) if asking else 0
         if asking and not count and self._patience_s <= 0:
             asking, count = asking[-1:], min(_TRIAL, self._wanted.most_of(len(asking)))
-        if not count:
-            return []
         counts = [0] * len(plan.requests)
-        for place in asking:
+        for place in asking if count else ():
             request = plan.requests[place]
             most = count if request.max_drafts is None else min(count, request.max_drafts)
-            counts[place] = max(0, min(most, request.max_total_tokens - len(request.token_ids) - 2))
-        return counts
+            counts[place] = max(0, min(most, self._room_behind(request)))
+        for request, number in zip(plan.requests, counts, strict=True):
+            request.num_asked = number
+            if number and request.matcher is not None:
+                plan.tells_drafts = True
+        return counts if count else []
+
+    def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
+        """See Drafting; what was asked for and not told is verified without another look at what it costs."""
+        if not self._runs_ahead:
+            return super().propose(running)
+        found = super().propose([request for request in running if request.matcher is not None])
+        self._num_running = len(running)
+        for request in running:
+            if request.matcher is None and request.num_asked and request.is_decoding:
+                num_pending = request.num_pending + request.num_unsure
+                count = min(request.num_asked, self._most(request, num_pending=num_pending))
+                found[request] = [UNTOLD] * max(0, count)
+        return found
+
+    def awaits_results(self, running: Sequence[Request]) -> bool:
+        """See Drafting; guessing begins when tokens are chosen, so that no masks may follow a step."""
+        return any(request.num_in_flight and request.matcher is not None for request in running)
+
+    def _room_behind(self, request: Request) -> int:
+        """Return how many tokens may be guessed behind a step, however many drafts come true until then."""
+        if not self._runs_ahead:
+            return request.max_total_tokens - len(request.token_ids) - 2
+        assert request.table is not None
+        num_computed = request.num_computed + request.num_unsure
+        return min(request.max_total_tokens - 2, request.table.capacity) - num_computed
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """See Drafting; keep what the workers guessed."""
         super().learn(plan, result, took_s)
+        for place, drafts in plan.drafts.items():
+            num_right = len(result.sampled_token_ids[place]) - 1
+            for number in range(min(num_right + 1, len(drafts)) if drafts[0] == UNTOLD else 0):
+                self._known_chances.note(number, hit=number < num_right)
         self._patience_s -= took_s
-        if (most := max(plan.num_drafts, default=0)) and result.drafts:
+        if (most := max(plan.num_drafts, default=0)) and result.draft_s:
             if sum(plan.num_scheduled) == len(plan.requests):
                 self._pass_costs.note(sum(count > 0 for count in plan.num_drafts), result.draft_s / most)
             self._patience_s = _PATIENCE * result.draft_s
         for place, token_ids in result.drafts.items():
-            plan.requests[place].proposal = token_ids
+            request = plan.requests[place]
+            request.proposal = token_ids if request.matcher is not None or not self._runs_ahead else None
 
-    def _candidate(self, request: Request) -> Candidate | None:
+    def _candidate(self, request: Request, num_pending: int = 0) -> Candidate | None:
         return self._propose_known(request, request.proposal or [])
 
     def _best_count(self, num_rows: int) -> int:

@@ -5,13 +5,13 @@ from functools import partial
 
 from torch import Tensor
 
-from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
+from octavo.messages.step import UNTOLD, NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.heads.head import Head
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.output import SamplerOutput
+from octavo.runtime.sampling.output import HostCopies, SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.sampling.verify import sample_in_order
-from octavo.runtime.transfer import Array
+from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Unmasked
@@ -55,6 +55,10 @@ class TokenHead(Head):
     ) -> None:
         """See Head; a step whose masks follow is computed up to the logits."""
         rows, ends = work.rows[work.samples], work.ends[work.samples]
+        if any(UNTOLD in drafts for drafts in step.drafts.values()):
+            places = self._state.places(rows, ends - 1)
+            ids = self._state.token_ids.view(-1)
+            pending.given = HostCopies([ids[to_device(places, ids.device)]])
         if isinstance(hidden, Unmasked):
             self._unsampled = partial(self._replay, pending, hidden)
         elif kind is Kind.GREEDY and (found := model.greedy(hidden)):

@@ -68,8 +68,9 @@ class Moment:
 class HostCopies:
     """`Copies` made by the device's copy engine, without waiting for the device."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        device = tensors[0].device
+    def __init__(self, tensors: list[torch.Tensor], order: Array | None = None) -> None:
+        """order: of the rows of the copies; None = as they are"""
+        self._order, device = order, tensors[0].device
         self._copies = [torch.empty_like(t, device="cpu", pin_memory=device.type != "cpu") for t in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
@@ -83,7 +84,8 @@ class HostCopies:
     def read(self) -> list[Array]:
         """See Copies."""
         self._end.wait()
-        return [copy.numpy() for copy in self._copies]
+        found = [copy.numpy() for copy in self._copies]
+        return found if self._order is None else [copy[self._order] for copy in found]
 
 
 @dataclass(slots=True)
@@ -122,11 +124,15 @@ class PendingSamples:
     copies:      of token ids and largest logits, then of each group of scores
     scored_rows: the rows of each group
     faults:      as in SamplerOutput
+    computed:    tokens that these rows have computed, if the host does not know
     """
 
     copies: Copies
     scored_rows: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
+    computed: Copies | None = None
+    draft_s: float = 0.0
+    """Seconds that guessing behind such a step takes."""
 
     def read(self) -> HostSamples:
         """Return everything; waits for this step, but for none behind it."""

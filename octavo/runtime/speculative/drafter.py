@@ -16,6 +16,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, send
+from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Replayer
@@ -58,6 +59,10 @@ class Drafter(ABC):
     """Tokens that it can guess."""
     draws: bool = True
     """It draws with the model's noise; otherwise it takes its greedy tokens."""
+    chains: ClassVar[bool] = False
+    """It has `chain`."""
+    idles: ClassVar[bool] = False
+    """It need not see steps behind which nothing is to be guessed."""
 
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
         """Work over the runner's cache and state as they are allocated now."""
@@ -69,6 +74,10 @@ class Drafter(ABC):
 
         What is beyond a request's count is arbitrary. None where nothing is to be guessed.
         """
+
+    def chain(self, links: Links) -> None:
+        """Guess behind a step that is captured: by the same launches whatever came true; see Links."""
+        raise NotImplementedError
 
     def kind(self, rows: Array) -> Kind:
         """Return how tokens of these rows are guessed."""

@@ -19,6 +19,7 @@ from octavo.config.engine import EngineConfig
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.speculative.drafter import Drafter, Turn, columns
 from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.worker.chained_steps import Links
 
 
 class Heads(Drafter):
@@ -27,7 +28,7 @@ class Heads(Drafter):
     HEAD, FIRST: names of what gives logits and of what takes the model's hidden state; * = number of a guess
     """
 
-    reads = "samples"
+    reads, chains, idles = "samples", True, True
     HEAD: ClassVar[str]
     FIRST: ClassVar[str]
 
@@ -78,6 +79,13 @@ class Heads(Drafter):
             ids = self.choose(logits, rows, ends + 1 + number)
             found.append((places, ids))
         return columns(found, len(turn.rows))
+
+    def chain(self, links: Links) -> None:
+        """See Drafter."""
+        hidden, ids = links.hidden[links.lasts], links.following[links.lasts]
+        for number in range(links.end.count):
+            logits, hidden = self.guess(number, hidden, ids)
+            ids = links.choose(logits, number, draws=self.draws)
 
 
 class MedusaHeads(Heads):

@@ -11,6 +11,7 @@ from octavo.runtime.models.draft_heads import DraftHead
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
 from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
@@ -23,7 +24,7 @@ _FEW = 32
 class StateDrafter(Drafter):
     """Computes an entry for each token whose next one is known, and guesses behind the last."""
 
-    reads = "all"
+    reads, chains = "all", True
 
     def __init__(self, model: DraftHead) -> None:
         self.model = model
@@ -32,8 +33,8 @@ class StateDrafter(Drafter):
 
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
         super().equip(cache, state, sampler, make)
-        first = len(cache.group_of_layer) - len(self.kv_specs)
-        self._replayer = make(self.model, KVView(cache, first), state.shifted())
+        self._cache = KVView(cache, len(cache.group_of_layer) - len(self.kv_specs))
+        self._replayer = make(self.model, self._cache, state.shifted())
         self.model.leaves_states = self._replayer.samples
 
     def propose(self, turn: Turn) -> Tensor | None:
@@ -60,6 +61,17 @@ class StateDrafter(Drafter):
             self._state.append(rows, ends, ids)
             found.append((places, ids))
         return columns(found, len(turn.rows))
+
+    def chain(self, links: Links) -> None:
+        """See Drafter; entries of drafts that did not come true are written over by the next step."""
+        model, count = self.model, links.end.count
+        model.put(model.combine(links.hidden), stays=False)
+        hidden = model.forward(links.whole(self._cache))[links.lasts]
+        for number in range(count):
+            ids = links.choose(model.logits(hidden), number, draws=self.draws)
+            if number + 1 < count:
+                model.put(hidden, stays=False)
+                hidden = model.forward(links.next(self._cache, number + 1, ids))
 
     def _replay(self, turn: Turn, states: Tensor) -> Tensor | None:
         """Do so by replays that end with tokens: the host takes no part in between. None: it has to."""

@@ -27,9 +27,10 @@ from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.masks import RowMasks
-from octavo.runtime.sampling.output import PendingSamples
+from octavo.runtime.sampling.output import HostCopies, PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.worker.chained_steps import Chained, ChainedSteps, End
 from octavo.runtime.worker.handover import Handover
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.packed_inputs import PackedInputs, Packing
@@ -53,7 +54,7 @@ _MAX_GRAPHS = 400
 _MOST_USUAL = 256
 
 
-Key = tuple[Shape, Kind | Masked | None]
+Key = tuple[Shape, End]
 Parts = tuple[Callable[[], None], ...]
 
 
@@ -86,6 +87,7 @@ class CUDAGraphs(Replayer):
         most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
         most = Shape(most_rows - CHUNKS[-1], CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
+        most = most._replace(num_chained=most.singles)
         self._packings: dict[Shape, Packing] = {}
         self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
@@ -95,6 +97,7 @@ class CUDAGraphs(Replayer):
         self._handover = Handover(model, parallel.pp, most.num_tokens, device)
         self._logits: torch.Tensor | None = None
         """Of a step that waits for masks, until its tokens are chosen."""
+        self._chains = ChainedSteps(state, sampler)
         self._captured: dict[Key, Parts] = {}
         self._seen: set[Key] = set()
 
@@ -134,8 +137,15 @@ class CUDAGraphs(Replayer):
             for is_changed in (False,) if self._adapters is None else (False, True):
                 self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY if self._sampler else None)
 
+    def can_chain(self, num_rows: int) -> bool:
+        """See Replayer; rows that read sources do not move, and stages do not know how far."""
+        return self._handover.is_alone and not self._state.reads_sources and num_rows < self.sizes[-1]
+
+    def _size_of(self, num_rows: int) -> int:
+        return self.sizes[bisect_left(self.sizes, num_rows)]
+
     @torch.inference_mode()
-    def after_eager(self, work: Work, end: Kind | Masked | None) -> None:
+    def after_eager(self, work: Work, end: End) -> None:
         """See Replayer.after_eager: capture what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
@@ -148,7 +158,9 @@ class CUDAGraphs(Replayer):
                 break
             self._ensure(Shape(size, is_changed=work.is_changed), end)
 
-    def find(self, work: Work, end: Kind | Masked | None) -> Replay | None:
+    def find(self, work: Work, end: End) -> Replay | None:
+        if isinstance(end, Chained):
+            return partial(self._chain, work, end)
         shape = self._shape_of(work)
         if shape is None:
             return None
@@ -165,7 +177,7 @@ class CUDAGraphs(Replayer):
         if singles > self.sizes[-1]:
             return None
         if not chunks:
-            size = self.sizes[bisect_left(self.sizes, singles)]
+            size = self._size_of(singles)
             common_start = have_common_start(work, self._state)
             return Shape(size, common_start=common_start, is_changed=work.is_changed)
         tokens = padded_tokens(tokens)
@@ -183,6 +195,21 @@ class CUDAGraphs(Replayer):
         results = self._give_out(work, shape, order, kind)
         self._state.num_tokens[work.rows[work.samples]] += 1
         return PendingSamples(results)
+
+    def _chain(self, work: Work, end: Chained) -> PendingSamples:
+        """Compute a step that verifies drafts, and guess what follows; what came true stays on the device."""
+        assert self._sampler is not None and work.chained is not None
+        num_rows, num_requests = len(work.rows), len(work.chained.heads)
+        size = self._size_of(num_rows + 1)  # one is spare
+        shape = Shape(size, num_chained=size if self.guess is None else self._size_of(num_requests))
+        order = np.arange(num_rows)
+        self._sampler.refresh()
+        self._launch(work, shape, order, end)
+        computed = HostCopies([self._token_ids[: shape.num_tokens]], order)
+        results = self._ring.end(order)
+        took_s = self._chains.measure(partial(self._run, shape, end, 1)) if self.guess else 0.0
+        self._state.num_tokens[work.rows] = work.ends + 1  # of those that verify drafts, the host learns it
+        return PendingSamples(results, computed=computed, draft_s=took_s)
 
     def _until_masks(self, work: Work, shape: Shape, end: Masked) -> Unmasked:
         """Compute a step of plain requests up to the logits: the rest is given out with their masks."""
@@ -213,10 +240,10 @@ class CUDAGraphs(Replayer):
         self._handover.send(self._launch(work, shape, order, end))
         return self._ring.end(order[work.samples])
 
-    def _launch(self, work: Work, shape: Shape, order: Array, end: Kind | Masked | None) -> Array:
+    def _launch(self, work: Work, shape: Shape, order: Array, end: End) -> Array:
         own = self._stage(work, shape, order)
         self._handover.receive(own)
-        if shape.chunks == 0 or (shape, end) in self._seen:
+        if not (shape.chunks or shape.num_chained) or (shape, end) in self._seen:
             self._ensure(shape, end)
         else:
             self._seen.add((shape, end))
@@ -250,6 +277,8 @@ class CUDAGraphs(Replayer):
         inputs.targets[order[sampling]] = state.places(work.rows[sampling], work.ends[sampling])
         inputs.kv_lens[:] = 1
         inputs.kv_lens[order] = work.ends
+        if work.chained is not None:
+            self._chains.stage(inputs, work.chained)
         inputs.adapters[:] = 0
         if work.is_changed and self._adapters is not None:
             inputs.adapters[own] = self._adapters.tokens
@@ -259,18 +288,20 @@ class CUDAGraphs(Replayer):
             inputs.bounds[order[singles:] + 1] = work.starts[singles + 1 :] + num_padding
         return own
 
-    def _run(self, shape: Shape, end: Kind | Masked | None, part: int = 0) -> None:
+    def _run(self, shape: Shape, end: End, part: int = 0) -> None:
         (self._captured.get((shape, end)) or self._parts(shape, end))[part]()
 
-    def _parts(self, shape: Shape, end: Kind | Masked | None) -> Parts:
-        """Return what computes a step; and, where masks come between, what chooses its tokens."""
+    def _parts(self, shape: Shape, end: End) -> Parts:
+        """Return what computes a step; and in a second part, what chooses its tokens or guesses others."""
         compute = partial(self._compute, shape, end)
+        if isinstance(end, Chained):
+            return (compute, partial(self._chains.guess, self.guess)) if self.guess else (compute,)
         if not isinstance(end, Masked):
             return (compute,)
         assert self._sampler is not None
         return compute, partial(self._end_masked, shape, end.kind, self._sampler.masks.words)
 
-    def _ensure(self, shape: Shape, end: Kind | Masked | None) -> None:
+    def _ensure(self, shape: Shape, end: End) -> None:
         """Capture it, if that is not done and there is room."""
         key = shape, end
         if key not in self._captured and len(self._captured) < _MAX_GRAPHS:
@@ -278,20 +309,23 @@ class CUDAGraphs(Replayer):
             self._captured[key] = tuple([self._capture(part) for part in self._parts(shape, end)])
             self._logits = None
 
-    def _compute(self, shape: Shape, end: Kind | Masked | None) -> None:
+    def _compute(self, shape: Shape, end: End) -> None:
         packing, state = self._packing(shape), self._state
         numbers = self._inputs[: packing.size]
         inputs = packing.split(numbers)
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         kept_ids = state.token_ids.view(-1)
         self._ends.begin(self._ring.shared, numbers, kept_ids, state.block_tables, ids, tables)
+        if shape.num_chained:
+            self._chains.begin(inputs, ids, tables)
         adapters = self._adapters
         with (
             adapters.recording(is_changed=shape.is_changed, slots=inputs.adapters)
             if adapters
             else nullcontext()
         ):
-            hidden = self.model.forward(self._batch(inputs, shape))
+            batch = self._batch(inputs, shape)
+            hidden = self.model.forward(batch)
             if self._sampler is None:
                 self._handover.keep(hidden)
                 return
@@ -300,15 +334,19 @@ class CUDAGraphs(Replayer):
             if end is None:
                 self._keep(hidden)
                 return
-            choice = self.model.greedy(hidden) if end is Kind.GREEDY else None
+            kind = end.kind if isinstance(end, Chained) else end
+            choice = self.model.greedy(hidden) if kind is Kind.GREEDY else None
             logits = None if choice else self.model.logits(hidden)
         if isinstance(end, Masked):
             self._logits = logits
             return
         if logits is not None:
-            choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, end)
+            assert isinstance(kind, Kind)
+            choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, kind)
         assert choice is not None
         self._end(inputs, *choice)
+        if isinstance(end, Chained):
+            self._chains.end(inputs, batch, hidden, choice[1], end)
 
     def _end_masked(self, shape: Shape, kind: Kind, words: torch.Tensor) -> None:
         """Choose among the logits that `_compute` left; the host has given the numbers of the masks."""
@@ -347,9 +385,9 @@ class CUDAGraphs(Replayer):
 
     def _packing(self, shape: Shape) -> Packing:
         if shape not in self._packings:
-            self._packings[shape] = Packing(
-                shape.num_tokens, shape.num_rows, self._num_groups, is_changed=shape.is_changed
-            )
+            sizes = shape.num_tokens, shape.num_rows, self._num_groups
+            is_changed, num_chained = shape.is_changed, shape.num_chained
+            self._packings[shape] = Packing(*sizes, is_changed=is_changed, num_chained=num_chained)
         return self._packings[shape]
 
     def _keep(self, hidden: torch.Tensor) -> None:

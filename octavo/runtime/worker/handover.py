@@ -22,6 +22,11 @@ class Handover:
         self._entering: Tensor = kept[0]
         self.leaving: Tensor = kept[1]
 
+    @property
+    def is_alone(self) -> bool:
+        """Return True if there are no other stages."""
+        return self._pipeline.size == 1
+
     def entered(self, num_tokens: int) -> Tensor | None:
         """Return where the stage's input stands, [num_tokens, size]; None in the only stage."""
         return None if self._pipeline.size == 1 else self._entering[:num_tokens]

@@ -16,6 +16,7 @@ from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.heads.head import Head
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.transfer import Array
+from octavo.runtime.worker.chained_steps import End
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import read_step
@@ -49,7 +50,7 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device; without the sampling, if its masks follow."""
         assert not self.head.awaits_masks, "the step before has not been sampled"
-        rows = self._update_state(step)
+        step, rows = self._update_state(step)
         work = read_step(step, rows, self.state)
         pending = PendingStep.of(step, work.owners[work.samples])
         if not rows.size:
@@ -59,7 +60,9 @@ class ModelRunner:
         kind = self.head.kind(step, rows)
         replayer = self._replayer
         assert replayer is not None, "the weights have been given up"
-        end = None if any(part.reads_hidden for part in self._parts) else kind
+        end: End = kind
+        for part in self._parts:
+            end = part.end(end)
         replay = replayer.find(work, end) if all(part.is_idle for part in self._parts) else None
         hidden = replay() if replay else replayer.compute(work, self._parts, pending)
         if isinstance(hidden, PendingSamples):
@@ -79,8 +82,11 @@ class ModelRunner:
         """End the step given last, whose masks have come."""
         self.head.sample(masks)
 
-    def _update_state(self, step: SchedulerOutput) -> Array:
-        """Release and admit requests, bring what the step adds to the device; return the rows of the step."""
+    def _update_state(self, step: SchedulerOutput) -> tuple[SchedulerOutput, Array]:
+        """Release and admit requests, bring what the step adds to the device; return the step and its rows.
+
+        The step has lengths now that the engine could not know.
+        """
         for request_id in step.released_ids:
             row = self.state.release(request_id)
             for part in self._parts:
@@ -91,7 +97,9 @@ class ModelRunner:
                 part.add(row, request)
         rows = self.state.rows(step.request_ids)
         self.state.extend_tables(rows, step)
+        for part in self._parts:
+            step = part.settle(step, rows)
         self.state.put_ahead(rows, step)
         self.state.flush()
         self.cache.copy_blocks(step.block_copies)
-        return rows
+        return step, rows

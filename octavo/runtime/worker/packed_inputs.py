@@ -21,6 +21,10 @@ class PackedInputs(NamedTuple, Generic[T]):
     of each row:   row in the state, output position, place of the token it samples, length in the cache
     bounds:        the rows' first tokens, and their end
     adapters:      slot of each token's adapter, in steps that have some
+    of each row of a chained step: tokens that the host counts, -1 = it knows the number; its draft, UNTOLD =
+                   what stands there; drafts that count as true, -1 = those that are; guesses behind it; the
+                   first row of its request
+    heads:         first row of each request of a chained step
     """
 
     places: Annotated[T, "tokens", "int64"]
@@ -32,6 +36,12 @@ class PackedInputs(NamedTuple, Generic[T]):
     kv_lens: Annotated[T, "rows", "int32"]
     bounds: Annotated[T, "rows + 1", "int32"]
     adapters: Annotated[T, "changed tokens", "int32"]
+    num_known: Annotated[T, "chained rows", "int64"]
+    drafts: Annotated[T, "chained rows", "int64"]
+    num_taken: Annotated[T, "chained rows", "int64"]
+    num_wanted: Annotated[T, "chained rows", "int64"]
+    firsts: Annotated[T, "chained rows", "int64"]
+    heads: Annotated[T, "chained requests", "int64"]
 
 
 _FIELDS: list[tuple[str, str]] = [
@@ -42,11 +52,16 @@ _FIELDS: list[tuple[str, str]] = [
 class Packing:
     """The layout of one shape's inputs. size: of the buffer; every part begins at a whole int64."""
 
-    def __init__(self, num_tokens: int, num_rows: int, num_groups: int, *, is_changed: bool) -> None:
+    def __init__(
+        self, num_tokens: int, num_rows: int, num_groups: int, *, is_changed: bool, num_chained: int = 0
+    ) -> None:
+        """num_chained: requests of a chained step"""
         shapes = {
             "tokens": (num_tokens,),
             "changed tokens": (num_tokens * is_changed,),
             "rows": (num_rows,),
+            "chained rows": (num_rows if num_chained else 0,),
+            "chained requests": (num_chained,),
             "rows + 1": (num_rows + 1,),
             "groups x tokens": (num_groups, num_tokens),
         }

@@ -7,7 +7,7 @@ import numpy as np
 from octavo.messages.pooling import Pooled
 from octavo.messages.request import TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
-from octavo.runtime.sampling.output import HostSamples, PendingSamples
+from octavo.runtime.sampling.output import Copies, HostSamples, PendingSamples
 from octavo.runtime.transfer import Array
 
 
@@ -26,6 +26,8 @@ class PendingStep:
     drafts: dict[int, list[int]] = field(default_factory=dict)
     num_taken: dict[int, int] = field(default_factory=dict)
     """As in SchedulerOutput."""
+    given: Copies | None = None
+    """Of the tokens that the rows of `pending` have computed, where drafts are UNTOLD."""
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, Pooled] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class PendingStep:
         """Return everything on the host; waits for this step on the device, and for none behind it."""
         if self.result is None:
             self.result = self._read()
+            self.result.draft_s = 0.0 if self.pending is None else self.pending.draft_s
         return self.result
 
     def _read(self) -> ModelRunnerOutput:
@@ -72,12 +75,20 @@ class PendingStep:
         )
 
     def expected(self) -> Array | None:
-        """Return the draft behind each row of `pending`, [S] int64, -1 for none; None without drafts."""
+        """Return the draft behind each row of `pending`, [S] int64, -1 for none; None without drafts.
+
+        Waits for the device where only that knows them.
+        """
         if not self.drafts:
             return None
+        expected = np.full(len(self.samples), -1, np.int64)
+        given = self.given if self.pending is None else self.pending.computed or self.given
+        if given is not None:
+            (before,) = (self.samples[1:] == self.samples[:-1]).nonzero()
+            expected[before] = given.read()[0][before + 1]
+            return expected
         owners, counts = np.unique(self.samples, return_counts=True)
         ends = counts.cumsum()
-        expected = np.full(len(self.samples), -1, np.int64)
         for owner, start, end in zip(owners.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
             expected[start : end - 1] = self.drafts.get(owner, [])
         return expected

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.messages.step import SchedulerOutput
+from octavo.messages.step import UNTOLD, SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -18,6 +18,35 @@ from octavo.runtime.worker.request_state import RequestState
 _COMMON_TOKENS = 512
 _FEWEST_ALIKE = 64
 _SHARE_ALIKE = 0.75
+
+
+@dataclass(slots=True)
+class ChainedRows:
+    """What a chained step (worker/chained_steps) is told of each row of its work, as in PackedInputs.
+
+    heads: the first row of each request
+    """
+
+    num_known: Array
+    drafts: Array
+    num_taken: Array
+    num_wanted: Array
+    firsts: Array
+    heads: Array
+
+    @classmethod
+    def of(cls, step: SchedulerOutput, owners: Array) -> "ChainedRows":
+        """Return what a step says of its rows; owners: as in Work."""
+        heads = np.searchsorted(owners, np.arange(len(step.request_ids)))
+        drafts = np.full(len(owners), UNTOLD)
+        of_request = np.full((3, len(heads)), -1)
+        of_request[0, step.unread] = np.array(step.num_computed_tokens, np.int64)[step.unread] + 1
+        of_request[2] = step.num_drafts or 0
+        for place, given in step.drafts.items():
+            drafts[heads[place] + 1 :][: len(given)] = given
+            of_request[1, place] = step.num_taken.get(place, -1)
+        known, taken, wanted = of_request[:, owners]
+        return cls(known, drafts, taken, wanted, heads[owners], heads)
 
 
 @dataclass(slots=True)
@@ -44,6 +73,7 @@ class Work:
     """The number of requests, all at the beginning, that compute one token each."""
     is_changed: bool = False
     """Some token's products are changed by an adapter: recorded steps of their own compute that."""
+    chained: ChainedRows | None = None
 
 
 def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:

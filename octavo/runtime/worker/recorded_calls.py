@@ -21,8 +21,8 @@ from torch import Tensor
 from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.kernels.steps import RecordCalls
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.sampler import Kind, Masked
 from octavo.runtime.transfer import Array
+from octavo.runtime.worker.chained_steps import End
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Replay, Replayer, Variant, one_variant
@@ -62,7 +62,7 @@ class RecordedCalls(Replayer):
         self._cache_slots = np.full((num_groups, _MOST_ROWS), -1)
         self._source_lens = np.ones(_MOST_ROWS, np.int32)
 
-    def find(self, work: Work, end: Kind | Masked | None) -> Replay | None:
+    def find(self, work: Work, end: End) -> Replay | None:
         """See Replayer.find: a step of one token per request, up to the hidden states."""
         num_rows = work.num_singles
         if not num_rows == len(work.rows) <= _MOST_ROWS:

@@ -16,7 +16,7 @@ from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
-from octavo.runtime.sampling.sampler import Kind, Masked
+from octavo.runtime.worker.chained_steps import End, Guesser
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch
@@ -54,6 +54,8 @@ class Replayer(ABC):
 
     samples: ClassVar[bool] = False
     """Replays may end with tokens."""
+    guess: Guesser | None = None
+    """Guesses behind chained steps; None = nobody does."""
 
     def __init__(self, model: Model, cache: KVTensors, state: RequestState, *, batch_invariant: bool) -> None:
         self.model = model
@@ -61,11 +63,15 @@ class Replayer(ABC):
         self._batch_invariant = batch_invariant
 
     @abstractmethod
-    def find(self, work: Work, end: Kind | Masked | None) -> Replay | None:
+    def find(self, work: Work, end: End) -> Replay | None:
         """Return what computes this step; None if the model itself has to.
 
         end: the kind that chooses the tokens of all requests; None = the sampler has more to do
         """
+
+    def can_chain(self, num_rows: int) -> bool:
+        """Return True if steps of so many rows may end with `Chained`."""
+        return False
 
     def compute(self, work: Work, parts: Sequence[StepPart], pending: PendingStep) -> Tensor:
         """Let the model and the parts compute a step: the last hidden states, as a `Replay` gives them.
@@ -91,12 +97,12 @@ class Replayer(ABC):
         """Prepare the replays of usual steps; before there are requests."""
         return
 
-    def after_eager(self, work: Work, end: Kind | Masked | None) -> None:
+    def after_eager(self, work: Work, end: End) -> None:
         """Prepare replays while the device computes `work`, a step that was not replayed. end: as in find"""
 
 
 class Eager(Replayer):
     """Replays nothing."""
 
-    def find(self, work: Work, end: Kind | Masked | None) -> None:
+    def find(self, work: Work, end: End) -> None:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from octavo.messages.kv import CachePlan, CrossKV
-from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.messages.step import UNTOLD, NewRequest, SchedulerOutput
 from octavo.runtime.transfer import Array, send, to_device
 
 
@@ -26,6 +26,7 @@ class RequestState:
     host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_rows] int64 on the host, sampled tokens included
     shift:         how far behind its place each token stands
+    lengths:       [num_rows + 1] int64 on the device: tokens of requests behind a chained step
     source_lens:   [num_rows + 1] int32 on the device, positions of each request's source, if there is one
     """
 
@@ -54,6 +55,7 @@ class RequestState:
         self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
         self.reads_sources = any(self._is_fixed)
         self.source_lens = torch.ones(num_rows + 1, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self.position_offsets: Array | None = None
@@ -168,6 +170,18 @@ class RequestState:
             self.token_ids.view(-1)[places] = token_ids
         self.num_tokens[rows] = ends + 1
 
+    def are_last(self, rows: Array, computed: list[int]) -> bool:
+        """Return True if the tokens behind the `computed` first ones are the last of these rows."""
+        late = rows[np.array(computed, np.int64) + 1 < self.num_tokens[rows]]
+        return all(row in self._unsettled for row in late.tolist())
+
+    def put_behind(self, rows: Array, ends: Array, counts: Array, token_ids: torch.Tensor) -> None:
+        """Put `counts` of the tokens [rows, most counts] behind the first `ends` of each row."""
+        there = np.arange(token_ids.shape[1]) < counts[:, None]
+        places = self.places(rows[:, None], ends[:, None] + np.arange(token_ids.shape[1]))
+        targets = to_device(np.where(there, places, self.spare_place), self.token_ids.device)
+        self.token_ids.view(-1)[targets] = token_ids.to(targets.device).clamp(min=0)
+
     def tokens_behind(self, rows: Array, ends: Array, count: int) -> torch.Tensor:
         """Return `count` tokens behind the first `ends` of each row, [rows, count]; any behind its end."""
         positions = np.minimum(ends[:, None] + np.arange(count), self._most_tokens - 1)
@@ -186,8 +200,10 @@ class RequestState:
                     self._unsettled.discard(row)
         for place, drafts in step.drafts.items():
             row, num_known = int(rows[place]), step.num_computed_tokens[place] + 1
-            self._new_tokens.put(row * self._most_tokens + num_known, drafts)
+            if UNTOLD not in drafts and place not in step.unread:
+                self._new_tokens.put(row * self._most_tokens + num_known, drafts)
             self._unsettled.add(row)
+        self._unsettled.update(int(rows[place]) for place in step.unread)
 
 
 class _Writes:

@@ -8,15 +8,14 @@ from torch import Tensor
 from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.models.interface import Model
+from octavo.runtime.transfer import Array
+from octavo.runtime.worker.chained_steps import End
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 
 
 class StepPart(ABC):
     """Keeps what requests want of it, by row. While all parts are idle, steps may be replayed."""
-
-    reads_hidden: bool = False
-    """`follow` needs the hidden states of every step."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, Any] = {}
@@ -38,6 +37,19 @@ class StepPart(ABC):
     def is_idle(self) -> bool:
         """Return True if no request wants anything of this part."""
         return not self._wanted
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return True if any request wants something, or cannot go on."""
+        return bool(self._wanted) or not self.is_idle
+
+    def settle(self, step: SchedulerOutput, rows: Array) -> SchedulerOutput:
+        """Return the step with the lengths that the engine could not know, before the state follows it."""
+        return step
+
+    def end(self, end: End) -> End:
+        """Return how a captured step ends that would end with `end`."""
+        return end
 
     def begin(self, work: Work) -> None:
         """Note what a step computes, before anything looks for a replay of it."""

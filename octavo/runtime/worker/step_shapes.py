@@ -17,6 +17,8 @@ class Shape(NamedTuple):
     """As in ForwardBatch."""
     is_changed: bool = False
     """As in Work; what is captured without adapters knows nothing of them."""
+    num_chained: int = 0
+    """Requests, in steps that verify drafts on the device; 0 in others."""
 
     @property
     def num_rows(self) -> int:

@@ -174,10 +174,12 @@ class Worker:
         scores = PromptScores(config.model.logprobs_mode, state)
         if part is not None:
             scores.fix = part.fix
-        self._drafts = DraftPart(state, sampler) if self._drafter else None
-        sampler.rejection = rejection_of(config.scheduler.speculative_config)
-        drafts = [self._drafts] if self._drafts else []
-        parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *drafts, *adapters]
+        parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *adapters]
+        if config.scheduler.speculative_config:
+            sampler.rejection = rejection_of(config.scheduler.speculative_config)
+            self._drafts = DraftPart(state, sampler)
+            self._drafts.others = parts.copy()
+            parts.append(self._drafts)
         head = TokenHead(sampler, state) if tokens.size == 1 else LastHead(sampler, state, tokens)
         return ModelRunner(make_cache(plan, device), state, head, parts)
 
@@ -227,9 +229,10 @@ class Worker:
         runner.strip()
         if self._adapters is not None:
             self._adapters.equip(self.model.adapters.sites)
-        runner.equip(self._make_replayer(self.model, runner.cache, runner.state))
-        if self._drafter is not None and self._drafts is not None:
-            self._drafts.equip(self._drafter, runner.cache, self._make_replayer)
+        replayer = self._make_replayer(self.model, runner.cache, runner.state)
+        runner.equip(replayer)
+        if self._drafts is not None:
+            self._drafts.equip(self._drafter, runner.cache, replayer, self._make_replayer)
 
     def _make_replayer(self, model: Model, cache: KVTensors, state: RequestState) -> Replayer:
         runner, platform = self._runner, self._platform

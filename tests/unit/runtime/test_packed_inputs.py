@@ -10,9 +10,9 @@ from octavo.runtime.worker.packed_inputs import Packing
 @pytest.mark.parametrize("rows", [1, 2, 7])
 @pytest.mark.parametrize("tokens", [7, 64])
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_host_and_device_read_the_same(tokens, rows, groups, is_changed):
-    packing = Packing(tokens, rows, groups, is_changed=is_changed)
+@pytest.mark.parametrize(("is_changed", "chained"), [(False, 0), (True, 0), (False, 1)])
+def test_host_and_device_read_the_same(tokens, rows, groups, is_changed, chained):
+    packing = Packing(tokens, rows, groups, is_changed=is_changed, num_chained=chained)
     buffer = np.zeros(packing.size, np.int64)
     written = packing.split(buffer)
     for number, part in enumerate(written):
@@ -23,7 +23,7 @@ def test_host_and_device_read_the_same(tokens, rows, groups, is_changed):
         assert np.shares_memory(part, buffer) or not part.size
     assert [tuple(part.shape) for part in read] == [
         (tokens,), (rows,), (tokens,), (groups, tokens), (rows,), (rows,), (rows,), (rows + 1,),
-        (tokens * is_changed,),
+        (tokens * is_changed,), *[(rows * chained,)] * 5, (chained,),
     ]  # fmt: skip
 
 
