@@ -134,7 +134,7 @@ class ChainedSteps:
 
     @staticmethod
     def stage(inputs: PackedInputs[Array], rows: ChainedRows) -> None:
-        """Enter what the host says of the rows; those behind them are spare: the last one always is."""
+        """Enter what the host says of the rows; those behind them are spare."""
         count, size = len(rows.firsts), len(inputs.firsts)
         for part, given in (
             (inputs.num_known, rows.num_known),

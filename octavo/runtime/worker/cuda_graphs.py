@@ -97,7 +97,7 @@ class CUDAGraphs(Replayer):
         self._handover = Handover(model, parallel.pp, most.num_tokens, device)
         self._logits: torch.Tensor | None = None
         """Of a step that waits for masks, until its tokens are chosen."""
-        self._chains = ChainedSteps(state, sampler)
+        self._chains, self._has_chained = ChainedSteps(state, sampler), False
         self._captured: dict[Key, Parts] = {}
         self._seen: set[Key] = set()
 
@@ -200,9 +200,9 @@ class CUDAGraphs(Replayer):
         """Compute a step that verifies drafts, and guess what follows; what came true stays on the device."""
         assert self._sampler is not None and work.chained is not None
         num_rows, num_requests = len(work.rows), len(work.chained.heads)
-        size = self._size_of(num_rows + 1)  # one is spare
-        shape = Shape(size, num_chained=size if self.guess is None else self._size_of(num_requests))
-        order = np.arange(num_rows)
+        num_chained = self._size_of(num_requests)
+        size = self._size_of(num_rows + (num_chained > num_requests))  # those that pad have a spare row
+        shape, order = Shape(size, num_chained=num_chained), np.arange(num_rows)
         self._sampler.refresh()
         self._launch(work, shape, order, end)
         computed = HostCopies([self._token_ids[: shape.num_tokens]], order)
@@ -243,10 +243,12 @@ class CUDAGraphs(Replayer):
     def _launch(self, work: Work, shape: Shape, order: Array, end: End) -> Array:
         own = self._stage(work, shape, order)
         self._handover.receive(own)
-        if not (shape.chunks or shape.num_chained) or (shape, end) in self._seen:
+        is_first = shape.chunks > 0 or (shape.num_chained > 0 and not self._has_chained)
+        if not is_first or (shape, end) in self._seen:
             self._ensure(shape, end)
         else:
             self._seen.add((shape, end))
+            self._has_chained |= shape.num_chained > 0
         self._run(shape, end)
         return own
 
