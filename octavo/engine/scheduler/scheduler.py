@@ -87,7 +87,7 @@ class Scheduler:
             StaggeredPrefillRule(self._tracker.waiting),
         ]
         self._pace = PromptPace()
-        self._lookahead = Lookahead(config, self.kv)
+        self._lookahead = Lookahead(config, self.kv, num_stages)
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
         self._matchers = matchers

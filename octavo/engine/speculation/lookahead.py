@@ -21,12 +21,13 @@ logger = get_logger(__name__)
 class Lookahead:
     """Puts drafts into steps, where there is room for them."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, num_stages: int = 1) -> None:
+        """num_stages: of more than one, the first would not know which drafts came true."""
         self._kv = kv
         wanted = speculation(config.speculative_config)
         has_weights = wanted is not None and wanted.method in WITH_WEIGHTS
         kind = WorkersDrafting if has_weights else Drafting
-        self._runs_ahead = config.steps_in_flight == 2
+        self._runs_ahead = num_stages == 1 and config.steps_in_flight == 2
         self.drafting = kind(wanted, config.max_num_seqs, runs_ahead=self._runs_ahead) if wanted else None
         self._rates, self._noise = np.array(wanted.rates if wanted else ()), np.random.default_rng(0)
         if self._rates.size:

@@ -42,8 +42,10 @@ class StageHead(Head):
     def remove(self, row: int) -> None:
         self._take_tokens(int(self._due[row]))
 
-    def begin(self, work: Work) -> None:
-        self._take_tokens(int(self._due[work.rows].max()))
+    def settle(self, step: SchedulerOutput, rows: Array) -> SchedulerOutput:
+        """See StepPart; drafts that the step puts behind these tokens may stand where wrong ones would."""
+        self._take_tokens(int(self._due[rows].max(initial=0)))
+        return step
 
     def finish(
         self,
