@@ -31,7 +31,7 @@ help:
 	@echo "make lint   ruff, mypy, import contracts, sizes"
 	@echo "make coverage  lines of front, engine and ground floor that the quick tests run"
 	@echo "make docs   build the documentation site into site/; a broken link is an error"
-	@echo "make wheel  a pure wheel and one with built CPU kernels, in dist/ (x86-64 Linux)"
+	@echo "make wheel  a pure wheel and one with built CPU kernels, in dist/; TARGET=linux-aarch64 CXX=… for another machine"
 	@echo "make clean  remove .venv and build products"
 
 setup: $(STAMPS)/kernels $(STAMPS)/dev-packages
@@ -84,7 +84,7 @@ $(STAMPS)/venv:
 wheel: $(STAMPS)/package
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t wheel -d dist
-	OCTAVO_WHEEL_KERNELS=1 $(BIN)/python -m hatchling build -t wheel -d dist
+	OCTAVO_WHEEL_KERNELS=1 OCTAVO_WHEEL_TARGET=$(TARGET) $(BIN)/python -m hatchling build -t wheel -d dist
 
 # Shell words that install torch into the environment of the Python that $(1) names.
 install_torch = index=""; \

@@ -1,10 +1,12 @@
 """Hatch's build hook: with OCTAVO_WHEEL_KERNELS=1 the wheel has compiled CPU kernels, and a platform's tag.
 
 `make wheel` runs it. The tag's glibc is the newest that a symbol of a library asks for; beside it they need
-libgcc_s of GCC 4 at most, which every manylinux has.
+libgcc_s of GCC 4 at most, which every manylinux has. OCTAVO_WHEEL_TARGET is what CXX makes code for if
+that is not this machine: linux-x86_64, linux-aarch64, macos-arm64.
 """
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -23,19 +25,28 @@ class KernelWheel(BuildHookInterface):
 
         folder = Path(self.root, "build", "kernels")
         folder.mkdir(parents=True, exist_ok=True)
-        made = make_variants(folder)
-        target = "octavo/runtime/kernels/cpu/built"
-        build_data["force_include"] |= {str(path): f"{target}/{path.name}" for path in made}
+        system, machine = target()
+        made = make_variants(folder, system, machine)
+        place = "octavo/runtime/kernels/cpu/built"
+        build_data["force_include"] |= {str(path): f"{place}/{path.name}" for path in made}
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_2_{oldest_glibc(made)}_x86_64"
+        oldest = "macosx_11_0" if system == "macos" else f"manylinux_2_{oldest_glibc(made)}"
+        build_data["tag"] = f"py3-none-{oldest}_{machine}"
+
+
+def target() -> tuple[str, str]:
+    """What the wheel is for: its system, and the machine as tags call it."""
+    here = f"{'macos' if sys.platform == 'darwin' else 'linux'}-{platform.machine()}"
+    system, _, machine = (os.environ.get("OCTAVO_WHEEL_TARGET") or here).partition("-")
+    return system, machine
 
 
 def oldest_glibc(libraries: list[Path]) -> int:
     """The minor version of glibc 2 that all of them load with. Raises ValueError for other needs."""
     symbols = subprocess.run(
-        ["objdump", "-T", *map(str, libraries)], capture_output=True, text=True, check=True
+        ["readelf", "--dyn-syms", "--wide", *map(str, libraries)], capture_output=True, text=True, check=True
     )
-    needs = set(re.findall(r"\(([A-Z]+_[\d.]+)\)", symbols.stdout))
+    needs = set(re.findall(r"@([A-Z]+_[\d.]+)", symbols.stdout))
     if others := {need for need in needs if not need.startswith(("GLIBC_2.", "GCC_3.", "GCC_4."))}:
         raise ValueError(f"The kernels need {', '.join(sorted(others))}: no manylinux tag is true.")
     return max(int(need.split(".")[1]) for need in needs if need.startswith("GLIBC_2."))

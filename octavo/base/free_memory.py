@@ -1,6 +1,10 @@
 """`free_bytes`: what of the machine's memory this process may still take; cgroups bound it."""
 
+import os
+import sys
 from pathlib import Path
+
+import psutil
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -13,16 +17,24 @@ def free_bytes() -> int:
 
 
 def _machine_bytes(proc: Path) -> int:
-    for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return _UNLIMITED
+    if sys.platform != "linux":
+        return psutil.virtual_memory().available
+    try:
+        lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # hidden
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(available, _UNLIMITED)
 
 
 def _cgroup_bytes(proc: Path, root: Path) -> int:
     """Return the least limit minus use, over the process's cgroup and all above it; version 2, else 1."""
     left = _UNLIMITED
-    for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
+    try:
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # hidden, or not Linux
+        return left
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             top, names = root, ("memory.max", "memory.current")

@@ -20,7 +20,7 @@ PROMPTS = ["The capital of France is", "One, two, three,"]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """With the variant for this CPU alone, whose files other tests compile too."""
-    best = [name for name, variant in variants.VARIANTS.items() if variant.runs_on(build._cpu_features())]
+    best = [name for name, variant in variants.VARIANTS.items() if variant.runs_on(build.cpu_features())]
     if not best:
         pytest.skip("needs an x86-64 CPU with AVX2")
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import make_blocks
 from tests.shared_objects import share_objects
 
-_HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build._cpu_features())]
+_HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build.cpu_features())]
 _PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS}
 
 
@@ -80,7 +80,7 @@ def test_a_row_may_end_anywhere(level: tuple[str, dict[int, KernelTable]]) -> No
 
 def test_a_lower_level_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     features = variants.VARIANTS["avx512_bf16"].features
-    monkeypatch.setattr(build, "_cpu_features", lambda: features)
+    monkeypatch.setattr(build, "cpu_features", lambda: features)
     monkeypatch.delenv("OCTAVO_CPU_ISA", raising=False)
     assert build.chosen_level()[0] == "avx512_bf16"
     monkeypatch.setenv("OCTAVO_CPU_ISA", "avx2")

@@ -87,7 +87,7 @@ def test_another_cpu_or_compiler_is_another_file(home: Path, monkeypatch: pytest
     first = build.shared_library()
     use_compiler(home, monkeypatch, FAKE_COMPILER.replace("1.0", "2.0"))
     second = build.shared_library()
-    monkeypatch.setattr(build, "_cpu_features", lambda: "x86_64 flags : fpu")
+    monkeypatch.setattr(build, "cpu_features", lambda: "x86_64 flags : fpu")
     third = build.shared_library()
     assert len({first, second, third}) == 3
 
@@ -168,7 +168,7 @@ def ship(home: Path, monkeypatch: pytest.MonkeyPatch, *names: str, sources: str 
 
 
 def use_cpu(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
-    monkeypatch.setattr(build, "_cpu_features", lambda: f"x86_64 flags : fpu {features}")
+    monkeypatch.setattr(build, "cpu_features", lambda: f"x86_64 flags : fpu {features}")
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,16 @@ what users bring, one grammar after the other, under a limit of memory; a gramma
 breaks nothing else. Keeps nothing.
 """
 
-import resource
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from octavo.base import log
 from octavo.base.errors import RequestError
+from octavo.base.limits import limit_memory
 from octavo.base.processes import die_with_parent
 from octavo.base.registry import load_plugins
 from octavo.base.transport import Mailbox, Receiver, Sender
@@ -60,9 +59,7 @@ def main(arguments: list[str]) -> int:
     backend = BACKENDS.load(backend_name)(content)
     checks: Receiver[Check] = Receiver(mailbox.address(CHECK_PIPE), Check)
     answers: Sender[CheckerAnswer] = Sender(mailbox.address(VERDICT_PIPE))
-    limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(_MEMORY_BYTES, further=True)
     answers.send(CheckerReady())
     while True:
         check = checks.receive()

@@ -5,7 +5,6 @@ of 8 bytes and msgpack. It ends when its input does, when a question takes too l
 much memory.
 """
 
-import resource
 import signal
 import sys
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import RequestError
+from octavo.base.limits import limit_memory
 from octavo.frontend.media.audio import AudioLimits, decode_audio
 from octavo.frontend.media.decoding import decode
 from octavo.frontend.media.processors.media import Arrays
@@ -79,7 +79,7 @@ def answer(question: Question) -> Answer:
 
 def main() -> None:
     """Answer until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit_memory(MAX_MEMORY_BYTES)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while length := source.read(8):
         question = msgspec.msgpack.decode(source.read(int.from_bytes(length, "little")), type=Question)

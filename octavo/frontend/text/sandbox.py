@@ -7,7 +7,6 @@ Jinja itself follows transformers: raise_exception, strftime_now, tojson, break/
 """
 
 import json
-import resource
 import signal
 import sys
 from datetime import datetime
@@ -18,6 +17,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+
+from octavo.base.limits import limit_memory
 
 _MEMORY_BYTES = 2**29
 _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
@@ -52,10 +53,7 @@ def main() -> None:
     A rendering that takes longer than it may ends this process, wherever it is.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, _MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(_MEMORY_BYTES)
     source, template = json.loads(sys.stdin.readline()), None
     for line in sys.stdin:
         try:

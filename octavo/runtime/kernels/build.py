@@ -25,13 +25,23 @@ from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.base.ownership import is_trusted
 from octavo.runtime.kernels import variants
+from octavo.runtime.kernels.cpu_features import cpu_features
 
 logger = get_logger(__name__)
 
 _SOURCES = Path(__file__).parent / "cpu"
 _OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-pthread", "-Wno-psabi"]
-_MARCHES = ("native", "x86-64-v3") if platform.machine() == "x86_64" else ("native",)
-"""The second where what the compiler makes for this very CPU does not prove right: AVX2 and no more."""
+_LINKING = {
+    "linux": ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-s"),
+    "macos": ("-Wl,-dead_strip",),
+}
+"""Of a wheel's library. libstdc++ goes into it: a wheel may not count on that of another machine, and what of
+it is not used asks for a newer glibc. macOS has one that all programs use."""
+_MARCHES = {"x86_64": ("native", "x86-64-v3"), "aarch64": (), "arm64": ()}.get(
+    platform.machine(), ("native",)
+)
+"""The second where what the compiler makes for this very CPU does not prove right: AVX2 and no more. On ARM
+the variants that the CPU has: compilers disagree about what is native to it."""
 _PROOF = "octavo.runtime.kernels.cpu.proof"
 _TIMEOUT_S = 1200
 """Of one compilation or proof; on a busy machine a file takes minutes."""
@@ -71,7 +81,7 @@ def chosen_level() -> tuple[str, str]:
 
     "native" is what the compiler makes of this CPU where it is none of ours.
     """
-    isa, features = env.cpu_isa(), _cpu_features()
+    isa, features = env.cpu_isa(), cpu_features()
     level = next((name for name, v in variants.allowed(isa).items() if v.runs_on(features)), "native")
     if not isa:
         return level, "the best of this CPU"
@@ -84,7 +94,8 @@ def _marches() -> list[tuple[str, ...]]:
     """Return the options to try, one after the other."""
     if isa := env.cpu_isa():
         return [variants.VARIANTS[isa].options]
-    return [(f"-march={march}",) for march in _MARCHES]
+    fitting = [v.options for v in variants.VARIANTS.values() if v.runs_on(cpu_features())]
+    return [(f"-march={march}",) for march in _MARCHES] or fitting
 
 
 def _check(path: Path) -> None:
@@ -118,7 +129,7 @@ def _library_in(folder: Path) -> Path | None:
 
 def _shipped_library(folder: Path) -> Path | None:
     """Return the wheel's best library that this CPU can run; it has to prove right here once."""
-    features, sources = _cpu_features(), _sources()
+    features, sources = cpu_features(), _sources()
     for name, variant in variants.allowed(env.cpu_isa()).items():
         path = variants.library(variants.FOLDER, name, sources)
         if not path.exists() or not variant.runs_on(features):
@@ -138,15 +149,14 @@ def _shipped_library(folder: Path) -> Path | None:
     return None
 
 
-def make_variants(folder: Path) -> list[Path]:
+def make_variants(folder: Path, system: str = "linux", machine: str = "") -> list[Path]:
     """Compile a library of each variant into a folder, for a wheel. Raises OSError, SubprocessError.
 
-    libstdc++ goes into it: a wheel may not count on that of another machine.
+    system, machine: what the compiler makes them for; "" is this machine
     """
-    command = [*shlex.split(env.compiler()), *_OPTIONS, "-static-libstdc++", "-Wl,--exclude-libs,ALL"]
-    command += ["-Wl,--gc-sections", "-s"]  # what of libstdc++ is not used asks for a newer glibc
+    command = [*shlex.split(env.compiler()), *_OPTIONS, *_LINKING[system]]
     made = []
-    for name, variant in variants.VARIANTS.items():
+    for name, variant in (variants.OF_MACHINE[machine] if machine else variants.VARIANTS).items():
         made.append(variants.library(folder, name, _sources()))
         with tempfile.TemporaryDirectory() as work:
             _make([*command, *variant.options], Path(work, "library.so"))
@@ -162,7 +172,7 @@ def _any_library(folder: Path, error: Exception) -> Path | None:
     logger.warning(
         "There are no CPU kernels: models run hundreds of times slower, the smallest at 0.1 tokens/s. "
         "Install a C++ compiler (%s was not found; on Debian and Ubuntu: apt-get install g++), set CXX, or "
-        "install octavo's wheel for Linux on x86-64, which brings the kernels. (%s)",
+        "install octavo's wheel for this machine, which brings the kernels. (%s)",
         env.compiler(),
         _reason(error),
     )
@@ -209,7 +219,7 @@ def _run(command: list[str]) -> str:
 
 def _prefix() -> str:
     """Return the digest of what the library is made of and of the CPU it is made for."""
-    return _digest(_sources().encode(), repr(_marches()).encode(), _cpu_features().encode())
+    return _digest(_sources().encode(), repr(_marches()).encode(), cpu_features().encode())
 
 
 def _sources() -> str:
@@ -217,14 +227,6 @@ def _sources() -> str:
     files = sorted(f for f in _SOURCES.iterdir() if f.suffix in {".h", ".cpp"})
     content = b"".join(f.name.encode() + f.read_bytes() for f in files)
     return _digest(content, shlex.join(_OPTIONS).encode())
-
-
-def _cpu_features() -> str:
-    """Return the instruction sets of this CPU, as the kernel lists them."""
-    names = ("flags", "Features")
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    features = next((line for line in lines if line.startswith(names)), "")
-    return f"{platform.machine()} {features}"
 
 
 def _digest(*parts: bytes) -> str:

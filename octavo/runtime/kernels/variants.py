@@ -3,6 +3,7 @@
 Each is made for a baseline that many CPUs have in common, where `build` alone would compile for this one.
 """
 
+import platform
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ from octavo.base.errors import ConfigError
 FOLDER = Path(__file__).parent / "cpu" / "built"
 _AVX2 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
 _AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
+_DOTPROD = "asimd atomics asimdrdm asimdhp asimddp"
 
 
 class Variant(NamedTuple):
-    """What the compiler may use, and what a CPU must have, in the words of /proc/cpuinfo."""
+    """What the compiler may use, and what a CPU must have, in the words of Linux."""
 
     options: tuple[str, ...]
     features: str
@@ -24,7 +26,7 @@ class Variant(NamedTuple):
         return set(self.features.split()) <= set(features.split())
 
 
-VARIANTS = {
+_X86_64 = {
     "amx": Variant(
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
         f"{_AVX512} avx512_bf16 amx_tile amx_bf16",
@@ -33,7 +35,14 @@ VARIANTS = {
     "avx512": Variant(("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
     "avx2": Variant(("-march=x86-64-v3",), _AVX2),
 }
-"""The best first."""
+_AARCH64 = {
+    "i8mm": Variant(("-march=armv8.2-a+fp16+dotprod+i8mm+bf16",), f"{_DOTPROD} i8mm bf16"),
+    "dotprod": Variant(("-march=armv8.2-a+fp16+dotprod",), _DOTPROD),
+    "neon": Variant(("-march=armv8-a",), "asimd"),
+}
+OF_MACHINE = {"x86_64": _X86_64, "aarch64": _AARCH64, "arm64": _AARCH64}
+VARIANTS = OF_MACHINE.get(platform.machine(), {})
+"""Those of this machine, the best first."""
 
 
 def allowed(isa: str) -> dict[str, Variant]:

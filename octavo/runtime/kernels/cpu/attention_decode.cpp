@@ -48,6 +48,9 @@ inline vf sums(const vf (&a)[VL]) {
     return _mm512_insertf32x8(_mm512_castps256_ps512(sums8(folded)), sums8(folded + 8), 1);
 #elif defined(OCTAVO_AVX2)
     return sums8(a);
+#elif defined(OCTAVO_NEON)
+    auto pairs = [](vf b, vf c) { return (vf)vpaddq_f32((float32x4_t)b, (float32x4_t)c); };
+    return pairs(pairs(a[0], a[1]), pairs(a[2], a[3]));
 #else
     vf out;
     for (int i = 0; i < VL; i++) out[i] = (a[i][0] + a[i][1]) + (a[i][2] + a[i][3]);

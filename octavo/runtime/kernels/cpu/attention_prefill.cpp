@@ -6,7 +6,7 @@ namespace octavo {
 namespace {
 
 constexpr int ROWS = 4;                     // rows of a product in registers …
-constexpr int VECTORS = VL == 16 ? 4 : 3;   // … and vectors of its columns
+constexpr int VECTORS = REGISTERS == 32 ? 4 : 3;  // … and vectors of its columns
 constexpr int PANEL = VECTORS * VL;         // keys that stand together, turned
 
 // Work space. q: groups of ROWS rows, [width, ROWS] each. keys: panels of PANEL keys (the last may be

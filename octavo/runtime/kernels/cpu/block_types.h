@@ -27,7 +27,9 @@ struct Bytes16 {
 // Four bits each of 16 bytes: the low ones, then the high ones.
 inline u8x32 nibbles(const uint8_t* p) {
     u8x16 q = read<u8x16>(p);
-#if defined(__AVX2__)  // a load may repeat its bytes for nothing, joining costs a shuffle
+#if defined(OCTAVO_NEON)
+    return {q & 15, q >> 4};
+#elif defined(__AVX2__)  // a load may repeat its bytes for nothing, joining costs a shuffle
     __m256i both = _mm256_broadcastsi128_si256((__m128i)q);
     return (u8x32)_mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4)) & 15;
 #else
@@ -38,7 +40,7 @@ inline u8x32 nibbles(const uint8_t* p) {
 // Bit i of 32 as 0 or 16 in byte i: the fifth bit of Q5.
 inline u8x32 fifth_bits(const uint8_t* p) {
     constexpr uint64_t bits = 0x8040201008040201;
-    u8x32 mask = (u8x32)u64x4{bits, bits, bits, bits};
+    const u8x32 mask = (u8x32)(u64x4{} + bits);
     return (u8x32)((each_eight_times(p) & mask) == mask) & 16;
 }
 

@@ -55,6 +55,9 @@ struct MXFP4 : Quantized<17, 1, 12, 0, false> {
         u8x32 q = nibbles(b + 1);
 #if defined(__AVX2__)
         return (u8x32)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)q);
+#elif defined(OCTAVO_NEON)
+        auto of = [&](u8x16 places) { return (u8x16)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)places); };
+        return {of(q.low), of(q.high)};
 #else
         for (int i = 0; i < PART; i++) q[i] = uint8_t(table[q[i]]);
         return q;

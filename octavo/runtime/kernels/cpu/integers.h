@@ -7,7 +7,29 @@ namespace octavo {
 
 constexpr int LANES = 8;
 
-inline f32x8 splat(float a) { return f32x8{a, a, a, a, a, a, a, a}; }
+// A part in the registers that products take.
+template <class X>
+struct Operand {
+    u8x32 vectors[X::VECTORS];
+};
+
+template <class X>
+inline Operand<X> operand(const QuantizedPart<X>& x) {
+    Operand<X> out;
+    for (int v = 0; v < X::VECTORS; v++) out.vectors[v] = read<u8x32>((const char*)x.q + 32 * v);
+    return out;
+}
+
+}  // namespace octavo
+
+#if defined(OCTAVO_NEON)
+#include "integers_neon.h"
+#else
+
+namespace octavo {
+
+template <class X>
+using WeightForm = X;  // in which weights meet x
 
 #if defined(OCTAVO_AVX512) && defined(__AVX512VNNI__) || defined(OCTAVO_AVX2) && defined(__AVXVNNI__)
 #define OCTAVO_VNNI
@@ -27,17 +49,10 @@ constexpr int STEPS_IN_16_BITS = 32767 / (2 * 127 * Type::LARGEST);
 template <class Type, class X>
 constexpr int INT_ZERO = VNNI && Type::SIGNED && X::VECTORS == 1 ? 128 : Type::ZERO;
 
-// A part in the registers that products take.
-template <class X>
-struct Operand {
-    u8x32 vectors[X::VECTORS];
-};
-
-template <class X>
-inline Operand<X> operand(const QuantizedPart<X>& x) {
-    Operand<X> out;
-    for (int v = 0; v < X::VECTORS; v++) out.vectors[v] = read<u8x32>((const char*)x.q + 32 * v);
-    return out;
+// Of a part and of its halves: what INT_ZERO goes with.
+template <class Type, class X>
+inline const int32_t* sums_for_zero(const QuantizedPart<X>& x) {
+    return x.half_sums;
 }
 
 // The weights of a part, in the order and width of `QuantizedPart`.
@@ -60,6 +75,8 @@ inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
     return a * b + c;
 #endif
 }
+
+inline f32x8 to_floats(i32x8 a) { return __builtin_convertvector(a, f32x8); }
 
 // Lane i = w[2 i] x[2 i] + w[2 i + 1] x[2 i + 1].
 template <bool SIGNED>
@@ -123,12 +140,12 @@ inline u8x32 spread_four(const void* p) {
 }
 
 // Of both vectors, in turn: single lanes or pairs out of the lower or upper halves of each half, then halves.
-inline i32x8 low32(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{0, 8, 1, 9, 4, 12, 5, 13}); }
-inline i32x8 high32(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{2, 10, 3, 11, 6, 14, 7, 15}); }
-inline i32x8 low64(i32x8 a, i32x8 b) { return (i32x8)__builtin_shuffle((u64x4)a, (u64x4)b, u64x4{0, 4, 2, 6}); }
-inline i32x8 high64(i32x8 a, i32x8 b) { return (i32x8)__builtin_shuffle((u64x4)a, (u64x4)b, u64x4{1, 5, 3, 7}); }
-inline i32x8 both_low(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{0, 1, 2, 3, 8, 9, 10, 11}); }
-inline i32x8 both_high(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{4, 5, 6, 7, 12, 13, 14, 15}); }
+inline i32x8 low32(i32x8 a, i32x8 b) { return picked<0, 8, 1, 9, 4, 12, 5, 13>(a, b); }
+inline i32x8 high32(i32x8 a, i32x8 b) { return picked<2, 10, 3, 11, 6, 14, 7, 15>(a, b); }
+inline i32x8 low64(i32x8 a, i32x8 b) { return (i32x8)picked<0, 4, 2, 6>((u64x4)a, (u64x4)b); }
+inline i32x8 high64(i32x8 a, i32x8 b) { return (i32x8)picked<1, 5, 3, 7>((u64x4)a, (u64x4)b); }
+inline i32x8 both_low(i32x8 a, i32x8 b) { return picked<0, 1, 2, 3, 8, 9, 10, 11>(a, b); }
+inline i32x8 both_high(i32x8 a, i32x8 b) { return picked<4, 5, 6, 7, 12, 13, 14, 15>(a, b); }
 
 // Sums of lanes 0 + 2, 1 + 3 of both, in turn; in each half of the vectors.
 template <class V>
@@ -205,6 +222,46 @@ inline void transpose(const u8x32 (&rows)[LANES], uint8_t* out, int64_t stride) 
     }
 }
 
+// Adds to `products` those of step FIRST to FIRST + N - 1 of a part with R rows of x, `stride` parts apart.
+template <class Type, class X, int R, int FIRST, int N, class Part>
+inline void multiply_some(const Part& part, const QuantizedPart<X>* x, int64_t stride, i32x8 (&products)[R][2]) {
+    auto each = [&](int step, auto use) {
+        u8x32 w[2] = {in_register(read<u8x32>(part.q[step][0])), in_register(read<u8x32>(part.q[step][1]))};
+        for (int r = 0; r < R; r++) {
+            u8x32 four = spread_four((const char*)x[r * stride].q + 4 * step);
+            for (int g = 0; g < 2; g++) use(r, g, w[g], four);
+        }
+    };
+    if constexpr (VNNI || X::VECTORS > 1) {
+        unrolled<N>([&](auto i) {
+            each(FIRST + i, [&](int r, int g, u8x32 w, u8x32 four) {
+                products[r][g] = add_products(X{}, products[r][g], w, four);
+            });
+        });
+    } else {
+        constexpr int IN_16_BITS = std::min(N, STEPS_IN_16_BITS<Type>);
+        unrolled<N / IN_16_BITS>([&](auto chunk) {
+            i16x16 sums[R][2] = {};
+            unrolled<IN_16_BITS>([&](auto i) {
+                each(FIRST + chunk * IN_16_BITS + i, [&](int r, int g, u8x32 w, u8x32 four) {
+                    sums[r][g] = in_register(sums[r][g] + pairs<Type::SIGNED>(w, four));
+                });
+            });
+            for (int r = 0; r < R; r++)
+                for (int g = 0; g < 2; g++) products[r][g] += widened(sums[r][g]);
+        });
+    }
+}
+
+// The same of scale H of a part.
+template <class Type, class X, int R, int SCALES, int H, class Part>
+OCTAVO_INLINE void multiply_steps(const Part& part, const QuantizedPart<X>* x, int64_t stride,
+                                  i32x8 (&products)[R][2]) {
+    constexpr int STEPS = 8 / SCALES;
+    unrolled<X::VECTORS>(
+        [&](auto v) { multiply_some<Type, X, R, 8 * v + H * STEPS, STEPS>(part, x, stride, products); });
+}
+
 // An f16 out of every one of eight blocks.
 inline f32x8 eight_halves(const uint8_t* const (&blocks)[LANES], int at) {
     uint16_t h[LANES];
@@ -237,6 +294,12 @@ inline void transpose_bytes(const uint64_t (&rows)[LANES], uint8_t* out) {
         for (int row = 0; row < LANES; row++) out[i * 8 + row] = uint8_t(rows[row] >> 8 * i);
 #endif
 }
+
+}  // namespace octavo
+
+#endif
+
+namespace octavo {
 
 // As first_scale, of eight blocks.
 template <class Type>

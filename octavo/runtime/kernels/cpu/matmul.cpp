@@ -14,11 +14,7 @@
 namespace octavo {
 namespace {
 
-#if defined(OCTAVO_AVX512)
-constexpr int ROWS = 4, COLUMNS = 6;  // of a register tile: 24 accumulators of 32 registers
-#else
-constexpr int ROWS = 4, COLUMNS = 3;  // 12 of 16
-#endif
+constexpr int ROWS = 4, COLUMNS = REGISTERS == 32 ? 6 : 3;  // of a register tile
 constexpr int ROWS_AT_ONCE = 4;  // weight rows that one pass over a single x multiplies
 
 struct Matmul {

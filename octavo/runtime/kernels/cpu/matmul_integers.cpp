@@ -32,9 +32,11 @@ struct Matmul {
         float* out = y + row * y_stride + column;
         if (column + LANES <= n) {
             if (bias) acc = acc + read<f32x8>(bias + column);
-            std::memcpy(out, &acc, sizeof acc);
+            write(out, acc);
         } else {
-            for (int64_t c = 0; c < n - column; c++) out[c] = bias ? acc[c] + bias[column + c] : acc[c];
+            float each[LANES];
+            write(each, acc);
+            for (int64_t c = 0; c < n - column; c++) out[c] = bias ? each[c] + bias[column + c] : each[c];
         }
     }
     // Eight weight rows; past the last one, that one again.
@@ -48,7 +50,7 @@ template <class Type, class X>
 inline f32x8 add_scaled(f32x8 acc, i32x8 products, int32_t x_sum, f32x8 scale, float x_scale) {
     constexpr int zero = INT_ZERO<Type, X>;
     if (zero != 0) products = products - (i32x8{} + x_sum) * zero;
-    return fma8(__builtin_convertvector(products, f32x8), scale * x_scale, acc);
+    return fma8(to_floats(products), scale * x_scale, acc);
 }
 
 template <class Type, class X>
@@ -63,7 +65,7 @@ void multiply_vector(const Matmul<X>& job, int64_t row, int64_t column) {
         unrolled<Type::PARTS>([&](auto s) {
             const QuantizedPart<X>& part = x[b * Type::PARTS + s];
             HalfSums sums = multiply_eight<Type, X>(blocks, s, operand(part));
-            const int32_t* x_sums = part.half_sums;
+            const int32_t* x_sums = sums_for_zero<Type>(part);
             if constexpr (Type::HALVES) {
                 acc = add_scaled<Type, X>(acc, sums.first, x_sums[0], factors.scale(2 * s), part.scale);
                 acc = add_scaled<Type, X>(acc, sums.second, x_sums[1], factors.scale(2 * s + 1), part.scale);
@@ -82,7 +84,7 @@ void multiply_vector(const Matmul<X>& job, int64_t row, int64_t column) {
 template <class Type, class X>
 struct PanelPart {
     static constexpr int SCALES = Type::HALVES ? 2 : 1;
-    uint8_t q[8 * X::VECTORS][2][32];  // step by step, four bytes of each row
+    uint8_t q[8 * WeightForm<X>::VECTORS][2][32];  // step by step, four bytes of each row
     f32x8 scales[SCALES][2];
     f32x8 offsets[2];  // if Type::MINIMUM
 };
@@ -97,9 +99,9 @@ void pack_strip(const Matmul<X>& job, int64_t column, PanelPart<Type, X>* out) {
             prefetch<LANES * Type::BYTES>(blocks[0] + STRIP * job.row_bytes + b * (LANES - 1) * Type::BYTES);
             unrolled<Type::PARTS>([&](auto s) {
                 PanelPart<Type, X>& part = out[b * Type::PARTS + s];
-                Operand<X> q[LANES];
+                Operand<WeightForm<X>> q[LANES];
                 for (int c = 0; c < LANES; c++) q[c] = int_quants<Type, X>(blocks[c], s);
-                for (int v = 0; v < X::VECTORS; v++) {
+                for (int v = 0; v < WeightForm<X>::VECTORS; v++) {
                     u8x32 rows[LANES];
                     for (int c = 0; c < LANES; c++) rows[c] = q[c].vectors[v];
                     transpose(rows, part.q[8 * v][g], sizeof part.q[0]);
@@ -112,53 +114,20 @@ void pack_strip(const Matmul<X>& job, int64_t column, PanelPart<Type, X>* out) {
     }
 }
 
-// Adds to `products` those of step FIRST to FIRST + N - 1 of a part with R rows of x, `stride` parts apart.
-template <class Type, class X, int R, int FIRST, int N>
-inline void multiply_steps(const PanelPart<Type, X>& part, const QuantizedPart<X>* x, int64_t stride,
-                           i32x8 (&products)[R][2]) {
-    auto each = [&](int step, auto use) {
-        u8x32 w[2] = {in_register(read<u8x32>(part.q[step][0])), in_register(read<u8x32>(part.q[step][1]))};
-        for (int r = 0; r < R; r++) {
-            u8x32 four = spread_four((const char*)x[r * stride].q + 4 * step);
-            for (int g = 0; g < 2; g++) use(r, g, w[g], four);
-        }
-    };
-    if constexpr (VNNI || X::VECTORS > 1) {
-        unrolled<N>([&](auto i) {
-            each(FIRST + i, [&](int r, int g, u8x32 w, u8x32 four) {
-                products[r][g] = add_products(X{}, products[r][g], w, four);
-            });
-        });
-    } else {
-        constexpr int IN_16_BITS = std::min(N, STEPS_IN_16_BITS<Type>);
-        unrolled<N / IN_16_BITS>([&](auto chunk) {
-            i16x16 sums[R][2] = {};
-            unrolled<IN_16_BITS>([&](auto i) {
-                each(FIRST + chunk * IN_16_BITS + i, [&](int r, int g, u8x32 w, u8x32 four) {
-                    sums[r][g] = in_register(sums[r][g] + pairs<Type::SIGNED>(w, four));
-                });
-            });
-            for (int r = 0; r < R; r++)
-                for (int g = 0; g < 2; g++) products[r][g] += widened(sums[r][g]);
-        });
-    }
-}
-
 template <class Type, class X, int R>
 void multiply_tile(const Matmul<X>& job, int64_t row, int64_t column, const PanelPart<Type, X>* strip) {
-    constexpr int SCALES = PanelPart<Type, X>::SCALES, STEPS = 8 / SCALES;
+    constexpr int SCALES = PanelPart<Type, X>::SCALES;
     f32x8 acc[R][2] = {};
     const QuantizedPart<X>* x = job.x + row * job.parts;
     for (int64_t i = 0; i < job.parts; i++, x++, strip++) {
         const PanelPart<Type, X>& part = *strip;
         unrolled<SCALES>([&](auto h) {
             i32x8 products[R][2] = {};
-            unrolled<X::VECTORS>([&](auto v) {
-                multiply_steps<Type, X, R, 8 * v + h * STEPS, STEPS>(part, x, job.parts, products);
-            });
+            multiply_steps<Type, X, R, SCALES, h>(part, x, job.parts, products);
             for (int r = 0; r < R; r++) {
                 const QuantizedPart<X>& a = x[r * job.parts];
-                int32_t x_sum = SCALES == 2 ? a.half_sums[h] : a.half_sums[0] + a.half_sums[1];
+                const int32_t* x_sums = sums_for_zero<Type>(a);
+                int32_t x_sum = SCALES == 2 ? x_sums[h] : x_sums[0] + x_sums[1];
                 for (int g = 0; g < 2; g++)
                     acc[r][g] = add_scaled<Type, X>(acc[r][g], products[r][g], x_sum, part.scales[h][g],
                                                     a.scale);
@@ -206,7 +175,7 @@ void multiply_range(const Matmul<X>& job, int64_t begin, int64_t end, int64_t pa
 // Weight rows that are transposed together: few rows of x want them in the first cache, many in the second.
 template <class X>
 int64_t panel_rows(const Matmul<X>& job) {
-    int64_t bytes = job.m <= 16 ? 16 << 10 : 128 << 10, row = job.parts * PART * X::VECTORS;
+    int64_t bytes = job.m <= 16 ? 16 << 10 : 128 << 10, row = job.parts * PART * WeightForm<X>::VECTORS;
     return std::max<int64_t>(1, bytes / (row * STRIP)) * STRIP;
 }
 

@@ -5,8 +5,12 @@
 
 namespace octavo {
 
+#if defined(OCTAVO_NEON)
+using i32x8 = Pair<vi>;
+#else
 typedef int16_t i16x16 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
+#endif
 
 struct Int8 {
     using Number = int8_t;
@@ -18,12 +22,16 @@ struct Int16 {
     static constexpr int TOP = 32767, VECTORS = 2;
 };
 
-// 32 values of x: scale * q. In two bytes, the even ones come before the odd ones.
+// 32 values of x: scale * q. In two bytes, the even ones come before the odd ones; for NEON, all high bytes before all
+// low ones.
 template <class X>
 struct QuantizedPart {
     typename X::Number q[PART];
     float scale, sum;      // sum: of the values
     int32_t half_sums[2];  // of q, by halves of the part
+#if defined(OCTAVO_NEON)
+    int32_t low_sums[2];  // of its low bytes
+#endif
 };
 
 inline void narrow(const int32_t (&whole)[PART], int8_t* out) {
@@ -49,6 +57,13 @@ inline void narrow(const int32_t (&whole)[PART], int16_t* out) {
     };
     write(_mm256_shuffle_ps(a[0], a[1], 0x88), _mm256_shuffle_ps(a[2], a[3], 0x88), out);
     write(_mm256_shuffle_ps(a[0], a[1], 0xDD), _mm256_shuffle_ps(a[2], a[3], 0xDD), out + 16);
+#elif defined(OCTAVO_NEON)
+    for (int i = 0; i < PART; i += 8) {
+        const int16x4_t low = vmovn_s32(vld1q_s32(whole + i)), high = vmovn_s32(vld1q_s32(whole + i + 4));
+        const int16x8_t eight = vcombine_s16(low, high);
+        vst1_s8((int8_t*)out + i, vshrn_n_s16(eight, 8));
+        vst1_s8((int8_t*)out + PART + i, vmovn_s16(eight));
+    }
 #else
     for (int i = 0; i < PART; i++) out[i % 2 * 16 + i / 2] = int16_t(whole[i]);
 #endif
@@ -73,6 +88,12 @@ void quantize_part(const float* x, QuantizedPart<X>& out) {
     for (int j = 0; j < 16; j++) first += uint32_t(whole[j]);
     for (int j = 16; j < PART; j++) second += uint32_t(whole[j]);
     out.half_sums[0] = int32_t(first), out.half_sums[1] = int32_t(second);
+#if defined(OCTAVO_NEON)
+    for (int j = 0; j < 2; j++) {
+        out.low_sums[j] = 0;
+        for (int i = 16 * j; i < 16 * j + 16; i++) out.low_sums[j] += whole[i] & 255;
+    }
+#endif
     out.scale = highest / float(X::TOP) + sum(poison);
     out.sum = out.scale * float(int32_t(first + second));
 }

@@ -1,4 +1,4 @@
-// Vectors of VL floats: AVX-512, AVX2 or whatever the compiler makes of 16 bytes. Included by every kernel.
+// Vectors of VL floats: AVX-512, AVX2, NEON or whatever the compiler makes of 16 bytes. Included by every kernel.
 // Arithmetic uses the compiler's vector operators; only what they cannot say stands here. Sums have a fixed
 // order, and the build forbids contraction (-ffp-contract=off), so a result depends on its inputs alone.
 #pragma once
@@ -18,6 +18,8 @@
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define OCTAVO_AVX2
+#elif defined(__aarch64__)
+#define OCTAVO_NEON
 #endif
 
 // For what is small only once its parameters are known.
@@ -28,17 +30,24 @@ namespace octavo {
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef uint8_t u8x32 __attribute__((vector_size(32)));
-typedef int8_t i8x32 __attribute__((vector_size(32)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef uint64_t u64x4 __attribute__((vector_size(32)));
-typedef float f32x8 __attribute__((vector_size(32)));
 
+// How a value lies in memory, aligned or not.
+template <class T>
+struct Bytes {
+    static T read(const void* p) {
+        T value;
+        std::memcpy(&value, p, sizeof(T));
+        return value;
+    }
+    static void write(void* p, T value) { std::memcpy(p, &value, sizeof(T)); }
+};
 template <class T>
 inline T read(const void* p) {
-    T value;
-    std::memcpy(&value, p, sizeof(T));
-    return value;
+    return Bytes<T>::read(p);
+}
+template <class T>
+inline void write(void* p, T value) {
+    Bytes<T>::write(p, value);
 }
 
 inline int64_t divide_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
@@ -54,6 +63,22 @@ template <int N, class Body>
 OCTAVO_INLINE void unrolled(Body&& body) {
     unroll(body, std::make_integer_sequence<int, N>{});
 }
+
+}  // namespace octavo
+
+#if defined(OCTAVO_NEON)
+#include "neon.h"
+#else
+
+namespace octavo {
+
+typedef uint8_t u8x32 __attribute__((vector_size(32)));
+typedef int8_t i8x32 __attribute__((vector_size(32)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint64_t u64x4 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
+
+inline f32x8 splat(float a) { return f32x8{a, a, a, a, a, a, a, a}; }
 
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)  // in registers: loading what two stores wrote would stall
 inline u8x32 join(u8x16 low, u8x16 high) { return (u8x32)_mm256_set_m128i((__m128i)high, (__m128i)low); }
@@ -81,7 +106,7 @@ inline u8x32 each_eight_times(const uint8_t* p) {
 
 #if defined(OCTAVO_AVX512)
 
-constexpr int VL = 16;
+constexpr int VL = 16, REGISTERS = 32;
 typedef __m512 vf;
 typedef int32_t vi __attribute__((vector_size(64)));  // __m512i counts in 64 bits
 inline vf set1(float a) { return _mm512_set1_ps(a); }
@@ -115,7 +140,7 @@ inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
 
 #elif defined(OCTAVO_AVX2)
 
-constexpr int VL = 8;
+constexpr int VL = 8, REGISTERS = 16;
 typedef __m256 vf;
 typedef int32_t vi __attribute__((vector_size(32)));  // __m256i counts in 64 bits
 inline vf set1(float a) { return _mm256_set1_ps(a); }
@@ -168,80 +193,40 @@ inline float largest(vf a) {
     return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 
-#else
+#endif
 
-constexpr int VL = 4;
-typedef float vf __attribute__((vector_size(16)));
-typedef int32_t vi __attribute__((vector_size(16)));
-inline vf set1(float a) { return vf{a, a, a, a}; }
-inline vf load(const float* p) { return read<vf>(p); }
-inline void store(float* p, vf a) { std::memcpy(p, &a, sizeof a); }
-inline vf fma(vf a, vf b, vf c) { return a * b + c; }
-inline vf max(vf a, vf b) { return a > b ? a : b; }
-inline vf round(vf a) {
-    return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
-}
-constexpr float BIAS = 0, SIGNED_BIAS = 0;  // see above
-template <bool, int I>
-inline vf biased(u8x32 a) {
-    const i8x32 b = (i8x32)a;
-    return vf{float(b[4 * I]), float(b[4 * I + 1]), float(b[4 * I + 2]), float(b[4 * I + 3])};
-}
-inline float half(uint16_t a) {
-    uint32_t sign = uint32_t(a & 0x8000) << 16, mantissa = a & 0x3FF,
-             bits = sign | 0x7F800000 | mantissa << 13;
-    int exponent = a >> 10 & 31;
-    if (exponent == 31) return read<float>(&bits);
-    float magnitude =
-        exponent ? std::ldexp(float(mantissa | 0x400), exponent - 25) : std::ldexp(float(mantissa), -24);
-    return sign ? -magnitude : magnitude;
-}
-inline vf set1_half(const void* p) { return set1(half(read<uint16_t>(p))); }
-inline uint16_t to_half(float a) {
-    uint32_t bits = read<uint32_t>(&a), sign = bits >> 16 & 0x8000;
-    if (std::isnan(a)) return uint16_t(sign | 0x7E00);
-    float magnitude = std::fabs(a);
-    if (magnitude >= 65520) return uint16_t(sign | 0x7C00);
-    int exponent = magnitude < 6.103515625e-5f ? -14 : std::ilogb(magnitude);
-    uint32_t steps = uint32_t(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
-    return uint16_t(sign | ((uint32_t(exponent + 14) << 10) + steps));
-}
-inline vf load_bf16(const uint16_t* p) {
-    vi bits = {p[0] << 16, p[1] << 16, p[2] << 16, p[3] << 16};
-    return (vf)bits;
-}
-inline vf load_f16(const uint16_t* p) { return vf{half(p[0]), half(p[1]), half(p[2]), half(p[3])}; }
-inline void store_f16(uint16_t* p, vf a) {
-    for (int i = 0; i < VL; i++) p[i] = to_half(a[i]);
-}
-inline void store_low16(uint16_t* p, vi a) {
-    for (int i = 0; i < VL; i++) p[i] = uint16_t(a[i]);
-}
-inline vf load_i8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
-inline void store_low8(int8_t* p, vi a) {
-    for (int i = 0; i < VL; i++) p[i] = int8_t(a[i]);
-}
-inline vi to_int(vf a) {
-    return vi{int(std::nearbyint(a[0])), int(std::nearbyint(a[1])), int(std::nearbyint(a[2])),
-              int(std::nearbyint(a[3]))};
-}
-inline float sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
-inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+}  // namespace octavo
+
+#if !defined(OCTAVO_AVX512) && !defined(OCTAVO_AVX2)
+#include "simd_plain.h"
+#endif
 
 #endif
+
+namespace octavo {
+
+// The lanes with these numbers, which count through a and on through b.
+template <int... I, class V>
+OCTAVO_INLINE V picked(V a, V b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, I...);
+#else
+    return __builtin_shuffle(a, b, decltype(a == b){I...});
+#endif
+}
+
+template <int HALF, class V, int... I>
+OCTAVO_INLINE void exchange(V& a, V& b, std::integer_sequence<int, I...>) {
+    constexpr int N = sizeof...(I);
+    V first = picked<(I & HALF ? N + I - HALF : I)...>(a, b);
+    b = picked<(I & HALF ? N + I : I + HALF)...>(a, b);
+    a = first;
+}
 
 // Of each 2 * HALF lanes: a's upper half for b's lower.
 template <int HALF, class V>
 OCTAVO_INLINE void exchange(V& a, V& b) {
-    decltype(a == b) low, high;
-    constexpr int N = sizeof(V) / sizeof(a[0]);
-    for (int i = 0; i < N; i++) {
-        low[i] = i & HALF ? N + i - HALF : i;
-        high[i] = i & HALF ? N + i : i + HALF;
-    }
-    V first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
-    a = first;
+    exchange<HALF>(a, b, std::make_integer_sequence<int, int(sizeof(V) / sizeof(a[0]))>{});
 }
 
 // N vectors of N lanes turned, rows to columns; HALF: N / 2.
@@ -255,6 +240,7 @@ OCTAVO_INLINE void turn(V (&a)[N]) {
     }
 }
 
+#if !defined(OCTAVO_NEON)
 // Eight bytes as floats.
 template <bool SIGNED>
 inline f32x8 eight_bytes(const void* p) {
@@ -268,6 +254,7 @@ inline f32x8 eight_bytes(const void* p) {
     return out;
 #endif
 }
+#endif
 
 // Keeps the compiler from loading a value again at each use, and from adding many up in a tree, for which
 // there are no registers.
@@ -275,9 +262,17 @@ template <class V>
 inline V in_register(V a) {
 #if defined(__AVX2__)
     asm("" : "+v"(a));
+#elif defined(OCTAVO_NEON)
+    asm("" : "+w"(a));
 #endif
     return a;
 }
+#if defined(OCTAVO_NEON)
+template <class V>
+OCTAVO_INLINE Pair<V> in_register(Pair<V> a) {
+    return {in_register(a.low), in_register(a.high)};
+}
+#endif
 
 // Rounds to nearest, ties to even, as torch does; a not-a-number stays one.
 inline void store_bf16(uint16_t* p, vf a) {

@@ -14,6 +14,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define RELAX() _mm_pause()
+#elif defined(__aarch64__)
+#define RELAX() asm volatile("isb" ::: "memory")  // some 20 ns, where `yield` is nothing
 #else
 #define RELAX() std::this_thread::yield()
 #endif
@@ -32,6 +34,19 @@ public:
 private:
     static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40;
     const unsigned before_ = _mm_getcsr();
+#elif defined(__aarch64__)
+    NormalNumbers() { set(before_ | FLUSH_TO_ZERO); }
+    ~NormalNumbers() { set(before_); }
+
+private:
+    static constexpr uint64_t FLUSH_TO_ZERO = 1 << 24;  // of operands, too
+    static uint64_t get() {
+        uint64_t control;
+        asm volatile("mrs %0, fpcr" : "=r"(control));
+        return control;
+    }
+    static void set(uint64_t control) { asm volatile("msr fpcr, %0" ::"r"(control) : "memory"); }
+    const uint64_t before_ = get();
 #else
     NormalNumbers() {}
 #endif

@@ -83,7 +83,8 @@ def _round_parts(x: Tensor, largest: int) -> Tensor:
     """Round every 32 numbers to whole multiples of one scale, `largest` of which make the largest of them."""
     parts = x.reshape(*x.shape[:-1], -1, 32)
     top = parts.abs().amax(-1, keepdim=True)
-    whole = (parts * torch.where(top > 1e-30, largest / top, 0)).round()
+    factors = top.new_tensor(largest) / top  # `largest / top` would round twice, and not as kernels do
+    whole = (parts * torch.where(top > 1e-30, factors, 0)).round()
     return (whole * (top / largest)).flatten(-2)
 
 

@@ -1,0 +1,117 @@
+"""ARM64 under an emulator: kernels of every level are right, integers to the bit, and a model's tokens, too.
+
+OCTAVO_TEST_ARM64 names the folder that tools/arm64_system.py has made: Python and torch for AArch64. Minutes.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.runtime.kernels import build, variants
+from tests import arm64_products
+from tests.shared_objects import share_objects
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}
+"""By the CPU that is emulated: the best library that it can run."""
+PROMPT = "The capital of France is"
+TOKENS = """
+import json, sys
+from octavo import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=16)
+print(json.dumps(LLM("smollm2", max_model_len=256).generate([sys.argv[1]], params)[0].outputs[0].token_ids))
+"""
+
+pytestmark = [pytest.mark.opt_in("OCTAVO_TEST_ARM64"), pytest.mark.slow]
+
+
+def command(cpu: str) -> list[str]:
+    """AArch64's Python on a CPU."""
+    root = Path(os.environ["OCTAVO_TEST_ARM64"], "root")
+    return ["qemu-aarch64", "-L", str(root), "-cpu", cpu, str(root / "usr/bin/python3")]
+
+
+def emulated(cpu: str, *arguments: str, **environment: str) -> str:
+    """Run AArch64's Python on a CPU; return what it prints."""
+    site = Path(os.environ["OCTAVO_TEST_ARM64"], "site")
+    paths = [str(ROOT), str(site), *(path for path in sys.path if path.endswith("site-packages"))]
+    done = subprocess.run(
+        [*command(cpu), "-P", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The library of each level, and of AVX2."""
+    folder = tmp_path_factory.mktemp("arm64")
+    with pytest.MonkeyPatch.context() as patch:
+        share_objects(patch, tmp_path_factory)
+        patch.setenv("CXX", "aarch64-linux-gnu-g++")
+        made = build.make_variants(folder, "linux", "aarch64")
+        patch.setenv("CXX", "g++")
+        patch.setitem(variants.OF_MACHINE, "x86_64", {"avx2": variants.OF_MACHINE["x86_64"]["avx2"]})
+        made += build.make_variants(folder, "linux", "x86_64")
+    return {path.name.partition("-")[0]: path for path in made}
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_hwcap_chooses_the_level(cpu: str) -> None:
+    script = "from octavo.runtime.kernels import build; print(*build.chosen_level(), build._marches()[0])"
+    best = variants.OF_MACHINE["aarch64"][LEVELS[cpu]]
+    expected = f"{LEVELS[cpu]} the best of this CPU {best.options}"
+    assert emulated(cpu, "-c", script).strip() == expected
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_every_kernel_agrees_with_its_reference(cpu: str, libraries: dict[str, Path]) -> None:
+    emulated(cpu, "-m", "octavo.runtime.kernels.cpu.proof", str(libraries[LEVELS[cpu]]))
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_products_of_integers_have_the_bits_of_x86(
+    cpu: str, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    arm64_products.main([str(libraries["avx2"]), str(tmp_path / "x86.npz")])
+    emulated(cpu, "-m", "tests.arm64_products", str(libraries[LEVELS[cpu]]), str(tmp_path / "arm.npz"))
+    here, there = (np.load(tmp_path / name) for name in ("x86.npz", "arm.npz"))
+    assert set(here) == set(there) and len(here.files) > 100
+    differing = [name for name in here if not np.array_equal(here[name], there[name], equal_nan=True)]
+    assert not differing
+
+
+def test_the_default_model_gives_the_tokens_of_x86(libraries: dict[str, Path], tmp_path: Path) -> None:
+    """The libraries lie where the wheel for AArch64 puts them; there is no compiler."""
+    cache = {"OCTAVO_CACHE_DIR": str(tmp_path / "cache"), "OCTAVO_CPU_ISA": "avx2"}
+    own = subprocess.run(
+        [sys.executable, "-P", "-c", TOKENS, PROMPT],
+        env=os.environ | cache | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    python = tmp_path / "python"  # how it starts itself: the system here cannot run it
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(command("neoverse-n1"))} "$@"\n')
+    python.chmod(0o755)
+    script = (
+        f"import sys\nsys.executable = {str(python)!r}\n"
+        "from pathlib import Path\nfrom octavo.runtime.kernels import variants\n"
+        f"variants.FOLDER = Path({str(libraries['dotprod'].parent)!r})\n"
+    )
+    shipped = {"OCTAVO_CACHE_DIR": str(tmp_path / "there"), "CXX": "none"}
+    there = emulated("neoverse-n1", "-c", script + TOKENS, PROMPT, **shipped)
+    tokens = json.loads(there.splitlines()[-1])
+    assert len(tokens) == 16 and tokens == json.loads(own.stdout.splitlines()[-1])
