@@ -1,8 +1,8 @@
 """Makes a folder with Python, torch and octavo's compiled packages for AArch64.
 
-`python tools/arm64_system.py FOLDER`. qemu-aarch64 runs them on x86-64; tests/kernels/test_arm64.py asks it to.
+`python tools/arm64_system.py FOLDER`. qemu-aarch64 runs them on x86-64, as tests/kernels/test_arm64.py does.
 FOLDER/root is Debian's Python, unpacked by debootstrap, which must be root; FOLDER/site has PyPI's builds for
-AArch64 of the packages that are compiled. Those of Python alone come from the environment that runs the tests.
+AArch64 of what is compiled. Packages of Python alone come from the environment that runs the tests.
 On Debian: apt-get install debootstrap qemu-user g++-aarch64-linux-gnu.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 TORCH = "torch==2.10.0"
 """The last one whose build for AArch64 on PyPI asks for no CUDA."""
 COMPILED = """
-aiohttp frozenlist hf-xet httptools llguidance MarkupSafe msgspec multidict numpy propcache psutil pydantic_core
-pyyaml pyzmq regex safetensors tokenizers uvloop websockets yarl
+aiohttp frozenlist hf-xet httptools llguidance MarkupSafe msgspec multidict numpy propcache psutil
+pydantic_core pyyaml pyzmq regex safetensors tokenizers uvloop websockets yarl
 """
 FOR = ["--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=abi3", "--abi=none"]
 FOR += [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 26, 27, 28, 31, 34)]

@@ -210,14 +210,42 @@ def test_a_library_of_other_sources_is_not_taken(home: Path, monkeypatch: pytest
     assert build.shared_library() is None
 
 
-def test_every_variant_is_made_for_a_wheel(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("system", "machine", "linking"),
+    [
+        ("linux", "", "-static-libstdc++"),
+        ("linux", "aarch64", "--gc-sections"),
+        ("macos", "arm64", "-dead_strip"),
+    ],
+)
+def test_every_variant_is_made_for_a_wheel(
+    system: str, machine: str, linking: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_compiler(home, monkeypatch, FAKE_COMPILER.replace("linked >>", '"$*" >>'))
-    made = build.make_variants(home)
-    assert [path.name.rpartition("-")[0] for path in made] == list(variants.VARIANTS)
+    made = build.make_variants(home, system, machine)
+    expected = variants.OF_MACHINE[machine] if machine else variants.VARIANTS
+    assert [path.name.rpartition("-")[0] for path in made] == list(expected)
     assert all(path.read_text() == "library\n" for path in made)
     links = (home / "links").read_text().splitlines()
-    for line, variant in zip(links, variants.VARIANTS.values(), strict=True):
-        assert "-static-libstdc++" in line and all(option in line for option in variant.options)
+    for line, variant in zip(links, expected.values(), strict=True):
+        assert linking in line and all(option in line for option in variant.options)
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        ("asimd atomics asimdhp asimdrdm asimddp sve i8mm bf16", "i8mm"),
+        ("asimd atomics asimdhp asimdrdm asimddp", "dotprod"),
+        ("asimd", "neon"),
+    ],
+)
+def test_an_arm_cpu_has_its_level(features: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_CPU_ISA", raising=False)
+    monkeypatch.setattr(variants, "VARIANTS", variants.OF_MACHINE["aarch64"])
+    monkeypatch.setattr(build, "_MARCHES", ())
+    monkeypatch.setattr(build, "cpu_features", lambda: f"aarch64 {features}")
+    assert build.chosen_level() == (name, "the best of this CPU")
+    assert build._marches()[0] == variants.OF_MACHINE["aarch64"][name].options
 
 
 def test_a_failing_compiler_is_quoted(
