@@ -21,7 +21,7 @@ class Machine:
     """The process `pid` and all below it, and the GPUs. For one thread at a time."""
 
     def __init__(self, pid: int, **labels: str) -> None:
-        self._root = psutil.Process(pid)
+        self._pid = pid
         self._all = Collection(**labels)
         self._last_s = time.monotonic()
         self._last_cpu_s = sum(_cpu_s(process) for process in self._processes())
@@ -31,7 +31,8 @@ class Machine:
         processes = list(self._processes())
         self._note_cpu(processes)
         self._all.gauge("memory_used_bytes").set(sum(_memory_bytes(process) for process in processes))
-        self._all.gauge("memory_total_bytes").set(psutil.virtual_memory().total)
+        with suppress(OSError):
+            self._all.gauge("memory_total_bytes").set(psutil.virtual_memory().total)
         for index, gpu in enumerate(read_gpus()):
             self._all.gauge("gpu_utilization", gpu=str(index)).set(gpu.utilization)
             self._all.gauge("gpu_memory_used_bytes", gpu=str(index)).set(gpu.used_bytes)
@@ -47,9 +48,10 @@ class Machine:
         self._last_s, self._last_cpu_s = now, cpu_s
 
     def _processes(self) -> Iterator[psutil.Process]:
-        with suppress(psutil.NoSuchProcess):
-            yield self._root
-            yield from self._root.children(recursive=True)
+        with suppress(psutil.NoSuchProcess):  # also where /proc is hidden
+            root = psutil.Process(self._pid)
+            yield root
+            yield from root.children(recursive=True)
 
 
 def _cpu_s(process: psutil.Process) -> float:
