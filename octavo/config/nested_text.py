@@ -44,10 +44,9 @@ _CLIP = {
     "max_position_embeddings": 77,
     "layer_norm_eps": 1e-5,
     "hidden_act": "quick_gelu",
-    "projection_dim": 512,
 }
 TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_text_model": _CLIP,
+    "clip_text_model": _CLIP | {"projection_dim": 512},
     "gemma3_text": _GEMMA_3,
     "llama": _LLAMA,
     "mistral": _LLAMA
