@@ -25,8 +25,10 @@ def tokens(llm):
     return [o.outputs[0].token_ids for _ in range(2) for o in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def test_moved_experts_change_no_token(experts, make_llm, capfd):
-    config = {"num_redundant_experts": 2, "step_interval": 6, "window_size": 4, "log_balancedness": True}
+@pytest.mark.parametrize(("interval", "spare"), [(6, 2), pytest.param(4, 0, marks=pytest.mark.slow)])
+def test_moved_experts_change_no_token(experts, make_llm, capfd, interval, spare):
+    config = {"num_redundant_experts": spare, "step_interval": interval, "window_size": 4}
+    config["log_balancedness"] = True
     one = tokens(make_llm(experts[0], cpu_threads=1))
     many = tokens(make_llm(experts[0], cpu_threads=1, **SIZES, **BALANCED, eplb_config=config))
     assert one == many

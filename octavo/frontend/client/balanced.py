@@ -107,7 +107,7 @@ class BalancedDoor:
                 except BaseException:
                     self._num_wanted = len(self.doors)
                     raise
-            while count < len(self.doors):
+            while count < len(self.doors) and not self._closing:
                 await self._drain_last(drain_timeout_s)
 
     def _make(self, index: int) -> Door:
@@ -134,8 +134,10 @@ class BalancedDoor:
         self._balancer.loads[index].is_up = False
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._balancer.num_open(index):
+                while self._balancer.num_open(index) and not self._closing:
                     await asyncio.sleep(_POLL_S)
+        if self._closing:
+            return
         task = self._tasks.pop()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_LEAST_GAIN = 0.01
+"""By how much less the busiest rank must have to do for experts to change places."""
 NOTHING = -1
 """In a place without an expert."""
 Places = list[list[int]]
@@ -69,39 +71,65 @@ class ExpertPlacement:
 
 
 def place_experts(load: list[int], places: Places) -> Places:
-    """Return places by which the busiest rank has as little to do as a greedy search finds.
+    """Return places by which the busiest rank has little more to do than the others, and few experts move.
 
-    The busiest experts get the copies, one by one; then the busiest copies go to the ranks with the least to
-    do, none twice to one. Who stays on a rank keeps its place. Idea: DeepSeek's EPLB.
+    The busiest experts get the copies, one by one (idea: DeepSeek's EPLB). Then the busiest rank changes an
+    expert with another rank, as often as that helps. No rank has an expert twice.
     """
     size, width = len(places), len(places[0])
     counts = [1] * len(load)
     for _ in range(size * width - len(load)):
         open_to = [expert for expert, count in enumerate(counts) if count < size]
-        if not open_to:
+        if open_to:
+            counts[max(open_to, key=lambda expert: (load[expert] / counts[expert], -expert))] += 1
+    share = [number / count for number, count in zip(load, counts, strict=True)]
+    kept = [list(experts) for experts in places]
+    work = [sum(share[e] for e in experts if e != NOTHING) for experts in kept]
+    _set_copies(kept, work, counts, share)
+    for _ in range(size * width):
+        if not _exchange(kept, work, share):
             break
-        counts[max(open_to, key=lambda expert: (load[expert] / counts[expert], -expert))] += 1
-    copies = [(load[expert] / count, expert) for expert, count in enumerate(counts) for _ in range(count)]
-    wanted: list[list[int]] = [[] for _ in places]
-    work = [0.0] * size
-    # Those with most copies first among equals: they fit on fewest ranks.
-    for share, expert in sorted(copies, key=lambda copy: (-copy[0], -counts[copy[1]], copy[1])):
-        open_ranks = [r for r in range(size) if len(wanted[r]) < width and expert not in wanted[r]]
-        if open_ranks:
-            rank = min(open_ranks, key=lambda r: (work[r], expert not in places[r], len(wanted[r]), r))
-            wanted[rank].append(expert)
-            work[rank] += share
-    return _keep_places(wanted, places)
-
-
-def _keep_places(wanted: Places, places: Places) -> Places:
-    kept = []
-    for experts, now in zip(wanted, places, strict=True):
-        new = iter([expert for expert in experts if expert not in now])
-        kept.append([expert if expert in experts else next(new, NOTHING) for expert in now])
-    missing = set().union(*places) - {NOTHING} - set().union(*kept)
-    assert not missing, f"experts {missing} would be nowhere"
     return kept
+
+
+def _set_copies(places: Places, work: list[float], counts: list[int], share: list[float]) -> None:
+    """Take surplus copies from the busiest ranks, and put missing ones where there is least to do."""
+    missing = []
+    for expert, count in enumerate(counts):
+        there = sorted((r for r, experts in enumerate(places) if expert in experts), key=lambda r: work[r])
+        for rank in there[count:]:
+            places[rank][places[rank].index(expert)] = NOTHING
+            work[rank] -= share[expert]
+        missing += [expert] * (count - len(there))
+    for expert in sorted(missing, key=lambda e: -share[e]):
+        free = [r for r, experts in enumerate(places) if NOTHING in experts and expert not in experts]
+        if free:
+            rank = min(free, key=lambda r: work[r])
+            places[rank][places[rank].index(NOTHING)] = expert
+            work[rank] += share[expert]
+
+
+def _exchange(places: Places, work: list[float], share: list[float]) -> bool:
+    """Let the busiest rank change an expert for a less busy one of another; False if that does not help."""
+    busiest = max(range(len(places)), key=lambda r: work[r])
+    best, most = None, work[busiest] * (1 - _LEAST_GAIN)
+    for other, experts in enumerate(places):
+        for here, mine in enumerate(places[busiest]):
+            for there, theirs in enumerate(experts):
+                if NOTHING in (mine, theirs) or mine in experts or theirs in places[busiest]:
+                    continue
+                gain = share[mine] - share[theirs]
+                after = max(work[busiest] - gain, work[other] + gain)
+                if gain > 0 and after < most:
+                    best, most = (other, here, there, gain), after
+    if best is None:
+        return False
+    other, here, there, gain = best
+    mine, theirs = places[busiest][here], places[other][there]
+    places[busiest][here], places[other][there] = theirs, mine
+    work[busiest] -= gain
+    work[other] += gain
+    return True
 
 
 def moves(before: Places, after: Places) -> list[Move]:

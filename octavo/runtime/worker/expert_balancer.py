@@ -35,8 +35,7 @@ class ExpertBalancer(StepPart):
     def __init__(self, load: ExpertLoad, ranks: Group, model: Callable[[], Model]) -> None:
         super().__init__()
         self._load, self._ranks, self._model = load, ranks, model
-        self._num_steps = 0
-        self._waiting: list[tuple[Experts, ExpertPlacement]] = []
+        self._num_steps = self._num_waiting = 0
 
     def read(self, request: NewRequest) -> None:
         """See StepPart: requests want nothing of it."""
@@ -44,13 +43,14 @@ class ExpertBalancer(StepPart):
     def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
         self._num_steps += 1
         place, interval = self._num_steps % self._load.step_interval, self._load.step_interval
-        if self._num_steps == 1 or place == interval - self._load.window_size:
+        if self._num_steps == 1 or 0 < place == interval - self._load.window_size:
             for _, placement in self._balanced():
                 placement.load.zero_()
         if place == 0:
-            self._waiting = self._balanced()
-        if self._waiting:
-            self._rearrange(*self._waiting.pop())
+            self._num_waiting = len(self._balanced())
+        if self._num_waiting:
+            self._num_waiting -= 1
+            self._rearrange(*self._balanced()[self._num_waiting])
 
     def _balanced(self) -> list[tuple[Experts, ExpertPlacement]]:
         every = [module for module in self._model().modules() if isinstance(module, Experts)]
