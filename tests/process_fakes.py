@@ -21,6 +21,7 @@ from tests.fakes import FakeExecutor, fake_config
 EXECUTOR = "tests.process_fakes:ObedientExecutor"
 RANKS = "tests.process_fakes:FakeRanks"
 WORKER = "tests.process_fakes:FakeWorker"
+EXACT_RANKS = "tests.process_fakes:ExactRanks"
 
 
 def process_config(executor=EXECUTOR, *, tp=1, **orders):
@@ -155,3 +156,27 @@ class FakeWorker:
 
     def close(self):
         self.plan = None
+
+
+class ExactRanks(MultiprocessExecutor):
+    """Real processes around ExactWorkers."""
+
+    def __init__(self):
+        super().__init__("tests.process_fakes:ExactWorker")
+
+
+class ExactWorker(FakeWorker):
+    """Computes what a FakeExecutor does, on every rank."""
+
+    def load(self):
+        fail_at("load", self.config, self.rank)
+        self._fake = FakeExecutor()
+        return self._fake.start(self.config)
+
+    def allocate(self, plan):
+        self._fake.allocate(plan)
+
+    def execute(self, step):
+        time.sleep(self.config.checkpoint.config.get("step_s", 0))
+        self._fake.steps.clear()
+        return Done(self._fake._run(step))
