@@ -10,8 +10,8 @@ import torch
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def adapt(base, seed: int = 0, **options):
-    """A PEFT model over a copy of `base`, whose LoRA weights are all random."""
+def adapt(base, seed: int = 0, scale: float = 0.2, moves: bool = False, **options):
+    """A PEFT model over a copy of `base`, whose LoRA weights are random; moves: so far from the first ones."""
     options = {"r": 4, "lora_alpha": 8, "target_modules": ALL_LINEAR} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT reads names that transformers deprecates
@@ -27,8 +27,10 @@ def adapt(base, seed: int = 0, **options):
                 value.mul_(1.0 + 0.3 * noise.clamp(-2, 2))
             elif "modules_to_save" in name:
                 value.add_(noise, alpha=0.1)
+            elif moves:
+                value.add_(noise, alpha=scale)
             else:
-                value.copy_(0.2 * noise)
+                value.copy_(scale * noise)
     return model
 
 

@@ -21,11 +21,11 @@ from octavo.config.parallel import ParallelConfig
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _MOST_HEADER_BYTES = 100 << 20
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_CHANGES_BASE = ("pissa", "corda", "loftq", "lora_ga")
+_RESIDUALS = ("pissa", "olora")
 _REFUSED = {
     "layer_replication": "layer_replication makes another model of the base; merge the adapter into it.",
     "trainable_token_indices": "trained rows of embeddings (trainable_token_indices); merge the adapter.",
-    "target_parameters": "adapters of experts (target_parameters); merge the adapter.",
     "use_qalora": "QALoRA (use_qalora) is not supported.",
     "use_bdlora": "BD-LoRA (use_bdlora) is not supported.",
     "arrow_config": "Arrow's routing among adapters (arrow_config) is not supported.",
@@ -126,6 +126,10 @@ class PeftConfig:
     modules_to_save: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
     """Of an activated adapter (arXiv:2504.12397): the tokens from whose last occurrence on it counts."""
+    stacked: frozenset[str] = frozenset()
+    """Last parts of the names of modules whose parameters, of all experts together, have adapters."""
+    residual: str = ""
+    """How the base was changed before training, which counts as part of the adapter: "pissa", "olora"."""
 
     def scaling(self, module: str, rank: int) -> float:
         """Return the factor on B A of `module`, whose A has `rank` rows."""
@@ -172,7 +176,19 @@ def read_peft(folder: Path) -> PeftConfig:
     if invocation and (dora or saved):
         text = f"{folder / CONFIG}: an activated adapter (alora_invocation_tokens) is plain LoRA."
         raise RequestError(text, "lora_path")
-    return PeftConfig(rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation))
+    parameters = config.get("target_parameters") or ()
+    if not isinstance(parameters, list | tuple) or not all(isinstance(name, str) for name in parameters):
+        raise RequestError(f"{folder / CONFIG}: target_parameters must be names.", "lora_path")
+    stacked = frozenset(name.rpartition(".")[0].rpartition(".")[2] for name in parameters)
+    start = str(config.get("init_lora_weights")).lower()
+    residual = start if start in _RESIDUALS else ""
+    if residual and (invocation or dora or saved or stacked):
+        text = f"init_lora_weights={start!r} is for plain LoRA only; convert the adapter"
+        raise RequestError(
+            f"{folder / CONFIG}: {text} (path_initial_model_for_weight_conversion).", "lora_path"
+        )
+    given = rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation)
+    return PeftConfig(*given, stacked, residual)
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -195,10 +211,12 @@ def _refuse_kinds(config: Mapping[str, Any], folder: Path) -> None:
     kind, start = config.get("peft_type"), config.get("init_lora_weights")
     if kind != "LORA":
         reason = f"peft_type {kind!r} is not supported: LORA is."
-    elif isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+    elif (
+        isinstance(start, str) and start.lower() not in _RESIDUALS and start.lower().startswith(_CHANGES_BASE)
+    ):
         reason = (
-            f"init_lora_weights={start!r} has changed the base: save the adapter with "
-            "path_initial_model_for_weight_conversion, which makes it plain LoRA."
+            f"init_lora_weights={start!r} has changed the base by random numbers or by data: save it "
+            "with path_initial_model_for_weight_conversion, which makes it plain LoRA."
         )
     elif config.get("bias", "none") != "none":
         reason = f"bias={config['bias']!r} trains biases of the base; only bias='none' is supported."

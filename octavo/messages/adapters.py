@@ -21,6 +21,7 @@ class LoRARequest(msgspec.Struct, frozen=True):
     load_inplace: bool = False
     """Take the place of an adapter that was added under the same id."""
     is_3d_lora_weight: bool = False
+    """Without an effect: the shapes say it."""
 
     def __post_init__(self) -> None:
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
@@ -31,8 +32,6 @@ class LoRARequest(msgspec.Struct, frozen=True):
             raise RequestError(
                 f"lora_name must be a printable string, got {self.lora_name!r:.100}.", "lora_name"
             )
-        if self.is_3d_lora_weight:
-            raise RequestError("Adapters of experts are not supported.", "is_3d_lora_weight")
 
 
 class LoRASum(msgspec.Struct, frozen=True):

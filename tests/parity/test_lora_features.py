@@ -225,7 +225,7 @@ BAD = {
     "no alpha": ({"lora_alpha": ...}, None, "lora_alpha must be a number, found None"),
     "large rank": ({"r": 500}, None, "LoRA rank 500 is greater than max_lora_rank 64"),
     "prompt tuning": ({"peft_type": "PROMPT_TUNING"}, None, "peft_type 'PROMPT_TUNING' is not supported"),
-    "pissa": ({"init_lora_weights": "pissa"}, None, "path_initial_model_for_weight_conversion"),
+    "pissa": ({"init_lora_weights": "pissa_niter_4"}, None, "path_initial_model_for_weight_conversion"),
     "biases": ({"bias": "all"}, None, "bias='all' trains biases"),
     "activated": ({"alora_invocation_tokens": "x"}, None, "must be token ids"),
     "shape": (None, _first(lambda a: a[:, :-1].clone()), r"v_proj.lora_A has shape \[4, 47\].*\[4, 48\]"),

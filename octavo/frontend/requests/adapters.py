@@ -122,7 +122,11 @@ class AdapterFiles:
         else:
             config, shapes = read_peft(folder), read_shapes(folder)
             ranks = {config.rank, *config.rank_pattern.values()}
-            ranks |= {shape[0] for name, shape in shapes.items() if name.endswith(_DOWN) and shape}
+            ranks |= {
+                shape[0]
+                for name, shape in shapes.items()
+                if name.endswith(_DOWN) and shape and not _is_of_stack(name, config)
+            }
         if (rank := int(max(ranks))) > most:
             raise RequestError(
                 f"LoRA rank {rank} is greater than max_lora_rank {most}. ({folder})", "lora_path"
@@ -130,6 +134,12 @@ class AdapterFiles:
         if min(ranks) < 1:
             raise RequestError(f"{folder}: a rank must be at least 1, found {min(ranks)}.", "lora_path")
         return config
+
+
+def _is_of_stack(name: str, config: PeftConfig) -> bool:
+    """Return True for the ranks of all experts together."""
+    module = name.partition(".lora_")[0].replace(".base_layer", "")
+    return module.rpartition(".")[2] in config.stacked
 
 
 def _last_start(prompt: Sequence[int], invocation: tuple[int, ...], name: str) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.runtime.transfer import to_device
+from octavo.runtime.transfer import Array, to_device
 
 ENTRY = 6
 """Numbers of an entry: addresses of `down` and `up`, rank, parts, addresses of `factors` and `bias`; or 0."""
@@ -25,6 +25,8 @@ class LowRank(NamedTuple):
     parts:   1, or as many as the product has
     factors: [N] float32, then the sum without the model's bias is multiplied by it (DoRA)
     bias:    [N] float32, added in the end
+
+    Of experts `down` and `up` have one axis more, in front.
     """
 
     down: Tensor
@@ -36,7 +38,7 @@ class LowRank(NamedTuple):
     @property
     def rank(self) -> int:
         """Return the rank of each part."""
-        return self.up.shape[0]
+        return self.up.shape[-2]
 
     def on(self, device: torch.device) -> "LowRank":
         """Return it on `device`, in copies that the host does not wait for."""
@@ -46,10 +48,21 @@ class LowRank(NamedTuple):
         )
         return LowRank(down, up, self.parts, factors, bias)
 
-    def entry(self) -> list[int]:
-        """Return the numbers by which kernels find it."""
+    def entries(self) -> Array:
+        """Return the numbers by which kernels find it, a row for each expert."""
         ends = [0 if tensor is None else tensor.data_ptr() for tensor in (self.factors, self.bias)]
-        return [self.down.data_ptr(), self.up.data_ptr(), self.rank, self.parts, *ends]
+        first = np.array([self.down.data_ptr(), self.up.data_ptr(), self.rank, self.parts, *ends], np.int64)
+        if self.down.dim() == 2:
+            return first.reshape(1, -1)
+        steps = np.array([self.down[0].nbytes, self.up[0].nbytes, 0, 0, 0, 0])
+        made: Array = first + np.arange(len(self.down))[:, None] * steps
+        return made
+
+    def of(self, expert: int) -> "LowRank":
+        """Return the change of one expert; it is the whole where there are none."""
+        if self.down.dim() == 2:
+            return self
+        return self._replace(down=self.down[expert], up=self.up[expert])
 
 
 @dataclass(slots=True)
@@ -59,7 +72,8 @@ class LowRankTable:
     Kernels find everything by `entries`, which stays where it is: recorded and captured steps outlive
     adapters.
 
-    entries: [slots, ENTRY] int64 on the device
+    entries: [slots * experts, ENTRY] int64 on the device
+    experts: numbers of a slot; what kernels take for slots is then slot * experts + expert
     bounds:  [parts + 1] int32 on the device, where the parts of the product begin among its outputs
     """
 
@@ -71,6 +85,7 @@ class LowRankTable:
     """`bounds` on the host."""
     most_rank: int
     """Of a part; on a GPU no change has more."""
+    experts: int = 1
     kept: dict[int, LowRank] = field(default_factory=dict)
     """By slot; the reference reads it."""
 
@@ -81,8 +96,9 @@ class LowRankTable:
 
     def put(self, slot: int, change: LowRank | None) -> None:
         """Let tokens of `slot` have this change, or none."""
-        numbers = [0] * ENTRY if change is None else change.entry()
-        self.entries[slot] = to_device(np.array(numbers, np.int64), self.entries.device)
+        rows = np.zeros((self.experts, ENTRY), np.int64) if change is None else change.entries()
+        first = slot * self.experts
+        self.entries[first : first + self.experts] = to_device(rows, self.entries.device)
         self.kept.pop(slot, None)
         if change is not None:
             self.kept[slot] = change

@@ -99,6 +99,12 @@ Returns the weighted sum of each token's experts, in a fixed order: [T, H].
 BlockExperts = Callable[[Tensor, Routing, Stacks, ExpertForm, Shared | None], Tensor]
 """`DenseExperts` of packed matrices. The bits of a token do not depend on the others."""
 
+MultiplyPairs = Callable[[Tensor, Tensor, Packed], Tensor]
+"""Takes x [P, K], for each row the expert that takes it, [P] int32, and matrices [E, N, row bytes].
+
+Returns the products, [P, N] float32; of rows whose expert is -1, anything finite.
+"""
+
 
 @dataclass(frozen=True)
 class ExpertKernels:
@@ -107,5 +113,6 @@ class ExpertKernels:
     route: Route
     dense_experts: DenseExperts
     block_experts: BlockExperts
+    multiply: MultiplyPairs
     skips_foreign: bool = True
     """Whether ids may be -1."""

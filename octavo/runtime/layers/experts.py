@@ -184,7 +184,7 @@ class _ExpertStack(Layer):
         room = build.parallel.redundant_experts
         self._num_spare = None if room is None or ep.size == 1 else room // ep.size
         self.method = self.make_experts(build, up, down, self._num_spare)
-        if ep.size > 1 and isinstance(self.method, PackedExperts):
+        if ep.size > 1 and isinstance(getattr(self.method, "inner", self.method), PackedExperts):
             raise Unsupported("enable_expert_parallel: experts packed in this way are cut by ranks only.")
 
     def after_load(self) -> None:

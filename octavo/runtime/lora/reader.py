@@ -7,18 +7,21 @@ so a checkpoint's q, k and v become parts of our one matrix, and rows stand in o
 from collections import defaultdict
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, Unsupported
 from octavo.config.gguf_adapter import is_gguf, open_adapter
 from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft
 from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.kernels.adapters import LowRank
+from octavo.runtime.lora.expert_tensors import Pairs, join_pairs, name_of, read_pairs
 from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
@@ -65,16 +68,47 @@ class _Draft:
     """What is added up for one site: pairs (down, up) by part of the product; "" is all of them."""
 
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=lambda: defaultdict(list))
+    experts: Pairs = field(default_factory=lambda: defaultdict(list))
+    initial: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    """By part, where training began with some of the base: how that was found, its rank and scale."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """`bias` and `magnitude`, [N] float32; 0 = none."""
+
+
+class _Source(NamedTuple):
+    """An adapter that is read, its config, whether it is alone and unscaled, and a GGUF file."""
+
+    part: AdapterPart
+    config: PeftConfig
+    is_plain: bool
+    has_file: bool
+
+    def check(self, found: dict[str, Tensor], site: Site, origin: str) -> None:
+        """Raise RequestError for what this kind of adapter cannot change."""
+        if site.name in (HEAD, EMBEDDING) and (self.config.invocation or self.has_file):
+            text = "activated adapters and those of GGUF files change layers only"
+            raise RequestError(f"{origin}: {text}.", "lora_path")
+        if not self.is_plain and ("whole" in found or "magnitude" in found or self.config.residual):
+            kind = self.config.residual or ("DoRA" if "magnitude" in found else "modules_to_save")
+            raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
 
 
 class AdapterReader:
     """Reads adapters for one model, or a stage of it. rank 0 adds what no rank may repeat"""
 
-    def __init__(self, sites: Sites, model: Family, arch: Arch, allowed: list[str], rank: int) -> None:
+    def __init__(
+        self,
+        sites: Sites,
+        model: Family,
+        arch: Arch,
+        allowed: list[str],
+        rank: int,
+        *,
+        is_split: bool = False,
+    ) -> None:
+        """is_split: over several ranks"""
         self.sites, self._arch, self._allowed, self._rank = sites, arch, allowed, rank
-        self._model = model
+        self._model, self._is_split = model, is_split
 
     def read(self, ref: AdapterRef) -> Adapter:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
@@ -82,29 +116,51 @@ class AdapterReader:
         for part in ref.parts:
             config, modules = _open(part)
             has_file = is_gguf(Path(part.path))
+            source = _Source(part, config, len(ref.parts) == 1 and part.scale == 1.0, has_file)
             weights = self._model.GGUF_WEIGHTS if has_file else self._model.WEIGHTS
-            is_plain = len(ref.parts) == 1 and part.scale == 1.0
             for module, found in modules.items():
                 origin = f"{part.path}: {module}"
-                if (place := self._find(module, origin, weights)) is None:
+                name = name_of(module, found, self.sites, weights)
+                if (place := self._find(name, origin, weights)) is None:
                     continue
                 site, target = place
-                if site.name in (HEAD, EMBEDDING) and (config.invocation or has_file):
-                    text = "activated adapters and those of GGUF files change layers only"
-                    raise RequestError(f"{origin}: {text}.", "lora_path")
-                if not is_plain and ("whole" in found or "magnitude" in found):
-                    kind = "DoRA" if "magnitude" in found else "modules_to_save"
-                    raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
                 if "whole" in found:
+                    source.check(found, site, origin)
                     adapter.wholes[site.name] = self._whole(found["whole"], site, target, origin)
                 else:
-                    scale = part.scale * config.scaling(module, len(found.get("down", [0])))
-                    self._take(drafts[site.name], found, site, target, scale, origin)
+                    self._read(drafts[site.name], found, site, target, source, name, origin)
         for name, draft in drafts.items():
-            adapter.changes[name] = self._join(draft, self.sites.at(name))
+            site = self.sites.at(name)
+            if draft.experts:
+                adapter.changes[name] = self._kept(*join_pairs(draft.experts, site), None, site)
+                continue
+            change = self._join(draft, site)
+            adapter.changes[name] = self._without(draft.initial, change, site) if draft.initial else change
             if "magnitude" in draft.vectors:
                 adapter.magnitudes[name] = draft.vectors["magnitude"]
         return adapter
+
+    def _read(
+        self,
+        draft: _Draft,
+        found: dict[str, Tensor],
+        site: Site,
+        target: Target,
+        source: "_Source",
+        name: str,
+        origin: str,
+    ) -> None:
+        """Add the tensors of one module, known as `name`, to the draft of its site."""
+        factor, scaling = source.part.scale, source.config.scaling
+        if site.method is None:
+            for key, (down, up) in read_pairs(found, site, target, self._arch, origin):
+                draft.experts[key].append((down, up * factor * scaling(name, len(down))))
+            return
+        source.check(found, site, origin)
+        scale = factor * scaling(name, len(found.get("down", [0])))
+        self._take(draft, found, site, target, scale, origin)
+        if source.config.residual:
+            draft.initial[target.shard] = source.config.residual, len(found["down"]), scale
 
     def _find(self, module: str, origin: str, weights: WeightMap) -> tuple[Site, Target] | None:
         """Return the site of a module of the checkpoint, and how its rows come to ours; None: elsewhere."""
@@ -115,12 +171,53 @@ class AdapterReader:
         target = weights.find(f"{module}.weight")
         if target is not None and self._model.is_elsewhere(target.module):
             return None
-        site = None if target is None else self.sites.find(target.module.removesuffix(".weight"))
+        site = (
+            None
+            if target is None
+            else self.sites.find(target.module.removesuffix(".weight").removesuffix(".weight"))
+        )
         if target is None or site is None:
             raise RequestError(
                 f"{origin}: this model has no such matrix that an adapter can change.", "lora_path"
             )
         return site, target
+
+    def _without(self, initial: dict[str, tuple[str, int, float]], change: LowRank, site: Site) -> LowRank:
+        """Return a change less what the base lost to the adapter when its training began."""
+        kind, *_ = next(iter(initial.values()))
+        if site.name in (HEAD, EMBEDDING) or site.method is None or self._is_split:
+            text = f"{kind}: what the base lost cannot be known of embeddings, heads, and with several ranks"
+            raise RequestError(f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path")
+        try:
+            matrix = site.method.matrix().float()
+        except Unsupported as error:
+            text = f"{kind}: what the base lost cannot be known of a quantized one"
+            raise RequestError(
+                f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path"
+            ) from error
+        bounds = site.table.kept_bounds if change.parts > 1 else (0, site.table.num_outputs)
+        names = [shard.name for shard in site.layout.shards] if change.parts > 1 else [next(iter(initial))]
+        most = max(rank for _, rank, _ in initial.values())
+        downs = change.down.float().view(change.parts, -1, matrix.shape[1])
+        first, up = torch.zeros(change.parts, most, matrix.shape[1]), torch.zeros(most, bounds[-1])
+        for i, (name, (begin, end)) in enumerate(zip(names, pairwise(bounds), strict=True)):
+            if name in initial:
+                _, rank, _ = initial[name]
+                a, b = _first_part(matrix[begin:end], *initial[name])
+                first[i, :rank], up[:rank, begin:end] = a.cpu(), -b.T.cpu()
+        down = torch.cat([downs, first], 1).flatten(0, 1)
+        return self._kept(down, torch.cat([change.up.float(), up]), change.parts, None, site)
+
+    def _kept(self, down: Tensor, up: Tensor, parts: int, bias: Tensor | None, site: Site) -> LowRank:
+        """Return a change of the host pool. Raises RequestError for too large a rank."""
+        if self.sites.is_on_gpu and up.shape[-2] > site.table.most_rank:
+            raise RequestError(
+                f"{site.name}: the ranks of all adapters together, {up.shape[-2]}, exceed max_lora_rank.",
+                "lora",
+            )
+        kept = self.sites.kept
+        down, up = (kept(tensor.to(self.sites.dtype).contiguous()) for tensor in (down, up))
+        return LowRank(down, up, parts, None, None if bias is None else kept(bias))
 
     def _whole(self, tensor: Tensor, site: Site, target: Target, origin: str) -> Tensor:
         layout = site.layout
@@ -184,7 +281,6 @@ class AdapterReader:
 
     def _join(self, draft: _Draft, site: Site) -> LowRank:
         """Return the draft's pairs as one: ranks of a part below each other, parts side by side."""
-        dtype = self.sites.dtype
         names, bounds = [shard.name for shard in site.layout.shards], site.table.kept_bounds
         if set(draft.pairs) == {""} or len(names) == 1:
             pairs = [pair for pairs in draft.pairs.values() for pair in pairs]
@@ -207,13 +303,22 @@ class AdapterReader:
                     up[start : start + len(a), bounds[i] : bounds[i + 1]] = b.T
                     start += len(a)
             down = down.flatten(0, 1)
-        if self.sites.is_on_gpu and len(up) > site.table.most_rank:
-            raise RequestError(
-                f"{site.name}: the ranks of all adapters together, {len(up)}, exceed max_lora_rank.", "lora"
-            )
-        down, up = (self.sites.kept(tensor.to(dtype).contiguous()) for tensor in (down, up))
-        bias = draft.vectors.get("bias")
-        return LowRank(down, up, parts, None, None if bias is None else self.sites.kept(bias))
+        return self._kept(down, up, parts, draft.vectors.get("bias"), site)
+
+
+def _first_part(matrix: Tensor, kind: str, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Return what training began with, of a matrix [N, K]: down [rank, K] and up [N, rank].
+
+    The first singular vectors (PiSSA, arXiv:2404.02948), or the first columns of a QR decomposition (OLoRA,
+    arXiv:2406.01775).
+    """
+    if kind == "olora":
+        q, r = torch.linalg.qr(matrix)
+        return scale * r[:rank], q[:, :rank]
+    is_wide = matrix.shape[0] <= matrix.shape[1]
+    small = (matrix if is_wide else matrix.T).double()
+    vectors = torch.linalg.eigh(small @ small.T).eigenvectors[:, -rank:].float()
+    return (vectors.T @ matrix, vectors) if is_wide else (vectors.T, matrix @ vectors)
 
 
 def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, dict[str, Tensor]]]:

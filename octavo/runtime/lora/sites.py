@@ -1,8 +1,7 @@
 """Where adapters may change a model: a `Site` for each matrix, over the slots of the adapters in use.
 
-`AdaptedScheme` wraps the scheme of a checkpoint, so layers know nothing of adapters: the methods that it
-makes multiply as before and, while a token of the step has an adapter, add what that changes. An engine
-without adapters has no such methods.
+Layers know nothing of adapters: the methods that multiply for them do so as before and, while a token of the
+step has an adapter, add what that changes. An engine without adapters has no such methods.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from octavo.runtime.kernels.adapters import ENTRY, Group, LowRank, LowRankTable
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.quantization.blocks import blocks_of_one
-from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Term
+from octavo.runtime.quantization.method import LinearMethod, Term
 from octavo.runtime.quantization.parameter import Layout, Parameter
 from octavo.runtime.transfer import Array, to_device
 
@@ -97,7 +96,8 @@ class Site:
 
     name: str
     layout: Layout
-    method: LinearMethod
+    method: LinearMethod | None
+    """None of experts."""
     table: LowRankTable
     wholes: dict[int, Tensor] = field(default_factory=dict)
     """By slot: a matrix in the place of the model's, [N, K]."""
@@ -109,6 +109,7 @@ class Site:
 
     def row_norms(self, change: LowRank) -> Tensor:
         """Return the squared norms of the rows of the changed matrix, [N] float32, of this rank's columns."""
+        assert self.method is not None
         inputs = change.down.shape[1]
         eye = torch.eye(inputs, dtype=change.down.dtype, device=change.down.device)
         is_host = eye.device.type == "cpu"
@@ -126,7 +127,7 @@ class Sites:
     def __init__(self, slots: AdapterSlots, kernels: KernelTable, dtype: torch.dtype, most_rank: int) -> None:
         """dtype, most_rank: of adapters"""
         self.slots, self.dtype, self._most_rank = slots, dtype, most_rank
-        self._kernels, self._linear = kernels.adapters, kernels.linear
+        self.kernels = kernels
         self._by_name: dict[str, Site] = {}
 
     @property
@@ -149,24 +150,35 @@ class Sites:
         """Return the site of this name, which exists."""
         return self._by_name[name]
 
-    def add(self, name: str, layout: Layout, method: LinearMethod, device: torch.device) -> Site:
-        """Make the site of a matrix; where a model ties its head, that of the embedding makes both."""
+    def add(
+        self,
+        name: str,
+        layout: Layout,
+        method: LinearMethod | None,
+        device: torch.device,
+        bounds: tuple[int, ...] = (),
+        experts: int = 1,
+    ) -> Site:
+        """Make the site of a matrix; where a model ties its head, that of the embedding makes both.
+
+        method: None for experts; bounds: where their parts begin
+        """
         sizes = [shard.size for shard in layout.shards] if layout.split_axis == 0 else [layout.shape[0]]
-        bounds = (0, *accumulate(sizes))
-        entries = torch.zeros((self.slots.num_slots, ENTRY), dtype=torch.int64, device=device)
+        bounds = bounds or (0, *accumulate(sizes))
+        entries = torch.zeros((self.slots.num_slots * experts, ENTRY), dtype=torch.int64, device=device)
         on_device = torch.tensor(bounds, dtype=torch.int32, device=device)
-        site = Site(
-            name, layout, method, LowRankTable(entries, on_device, self.dtype, bounds, self._most_rank)
-        )
-        self._by_name[name] = site
+        most_rank = self._most_rank if method else self._most_rank + -self._most_rank % 8
+        table = LowRankTable(entries, on_device, self.dtype, bounds, most_rank, experts)
+        site = self._by_name[name] = Site(name, layout, method, table)
         return site
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of as many adapters as there are slots, each of the largest rank everywhere."""
+        """Return the bytes of as many adapters as there are slots, of the largest rank; experts aside."""
         of_rank = sum(
             len(site.layout.shards) * prod(site.layout.shape[1:]) + site.table.num_outputs
             for site in self._by_name.values()
+            if site.method is not None
         )
         return (self.slots.num_slots - 1) * self._most_rank * of_rank * self.dtype.itemsize
 
@@ -182,7 +194,7 @@ class Sites:
 
     def broken(self) -> dict[str, LowRank]:
         """Return a change that makes NaN of every token."""
-        site = next(site for name, site in self._by_name.items() if name not in _LOOKED_UP)
+        site = next(s for name, s in self._by_name.items() if name not in _LOOKED_UP and s.method)
         (inputs,), outputs = site.layout.others, site.table.num_outputs
         down, up = (
             torch.ones(1, inputs, dtype=self.dtype),
@@ -198,7 +210,7 @@ class Sites:
             if len(rows):
                 out[rows] = self._multiply(x[rows], weight, bias)
         if site.table.kept or self.slots.is_recording:
-            self._kernels.add_low_rank(x, out, self.slots.grouped(len(x)), site.table, bias)
+            self.kernels.adapters.add_low_rank(x, out, self.slots.grouped(len(x)), site.table, bias)
         return out
 
     def change_lookup(self, site: Site, ids: Tensor, out: Tensor, scale: float) -> Tensor:
@@ -218,9 +230,9 @@ class Sites:
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by weight [N, K]; on a CPU a row's result does not depend on the others."""
         if x.device.type != "cpu":
-            return self._linear.matmul(x, weight.to(x.dtype), bias)
+            return self.kernels.linear.matmul(x, weight.to(x.dtype), bias)
         blocks = blocks_of_one(weight)
-        return self._linear.block_matmul(x, Packed(blocks.data, blocks.type.name), bias)
+        return self.kernels.linear.block_matmul(x, Packed(blocks.data, blocks.type.name), bias)
 
 
 class AdaptedLinear(LinearMethod):
@@ -255,6 +267,9 @@ class AdaptedLinear(LinearMethod):
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         return None if self._is_changed else self._inner.apply_gated(x, bias, gate)
 
+    def apply_activated(self, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor | None:
+        return None if self._is_changed else self._inner.apply_activated(x, bias, activation)
+
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
         if isinstance(down, AdaptedLinear):
             if self._is_changed or down._is_changed:
@@ -275,27 +290,3 @@ class AdaptedLinear(LinearMethod):
 
     def describe(self) -> list[str]:
         return self._inner.describe()
-
-
-class AdaptedScheme(Scheme):
-    """Stores matrices as another scheme does."""
-
-    def __init__(self, inner: Scheme, sites: Sites) -> None:
-        super().__init__(inner.storage, inner.config, inner.sources)
-        self._inner, self.sites = inner, sites
-
-    @classmethod
-    def matches(cls, config: object) -> bool:
-        return False
-
-    def linear(self, name: str) -> LinearMethod:
-        return self._adapted(self._inner.linear(name), name)
-
-    def experts(self, name: str) -> ExpertsMethod:
-        return self._inner.experts(name)
-
-    def router(self, name: str) -> LinearMethod:
-        return self._adapted(self._inner.router(name), name)
-
-    def _adapted(self, method: LinearMethod, name: str) -> LinearMethod:
-        return AdaptedLinear(method, self.sites, name, self.storage.device)

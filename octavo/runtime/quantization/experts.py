@@ -49,6 +49,9 @@ class DenseExperts(ExpertsMethod):
                 parameter.live_in(wholes[-1][: len(data)])
             self._wholes = wholes[0], wholes[1]
 
+    def stacks(self) -> Stacks:
+        return _plain_stacks(*self.matrices)
+
     @property
     def matrices(self) -> tuple[Tensor, Tensor]:
         """Return the weights: [experts, gate and up, inputs], [experts, outputs, intermediate]."""
@@ -81,6 +84,10 @@ class BlockExperts(ExpertsMethod):
 
     def slots(self) -> list[Tensor]:
         return [part.blocks for part in self._stacks]
+
+    def stacks(self) -> Stacks:
+        assert self._stacks
+        return self._stacks
 
     def describe(self) -> list[str]:
         """Return a line for each stack."""
@@ -136,6 +143,9 @@ class UnpackedExperts(BlockExperts):
     def slots(self) -> list[Tensor]:
         return super().slots() if self._matrices is None else list(self._matrices)
 
+    def stacks(self) -> Stacks:
+        return super().stacks() if self._matrices is None else _plain_stacks(*self._matrices)
+
     def describe(self) -> list[str]:
         return list(self._told) or super().describe()
 
@@ -147,6 +157,12 @@ class UnpackedExperts(BlockExperts):
 def pad_rows(x: Tensor, count: int) -> Tensor:
     """Return a copy of x with so many zeros more along its first axis."""
     return torch.cat([x, x.new_zeros((count, *x.shape[1:]))])
+
+
+def _plain_stacks(up: Tensor, down: Tensor) -> Stacks:
+    """Return plain matrices as such of blocks of one. up: [experts, gate and up, inputs]"""
+    gate, value = up.chunk(2, 1)
+    return Stacks(*(Packed((b := blocks_of_one(part)).data, b.type.name) for part in (gate, value, down)))
 
 
 def make_block_experts(storage: Storage, parameter: MakeBlocks = BlockParameter) -> ExpertsMethod:

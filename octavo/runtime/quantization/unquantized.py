@@ -47,6 +47,9 @@ class DenseLinear(LinearMethod):
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
+    def matrix(self) -> Tensor:
+        return self._weight.data
+
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self._storage.kernels.matmul(x, self._weight.data, bias)
 
@@ -76,6 +79,9 @@ class WidenedLinear(GGUFLinear):
     def create(self, layout: Layout) -> dict[str, Parameter]:
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
+
+    def matrix(self) -> Tensor:
+        return self._weight.data
 
     def after_load(self) -> None:
         self._keep([blocks_of_one(self._weight.data)])

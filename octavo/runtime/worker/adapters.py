@@ -135,4 +135,5 @@ class AdaptersPart(FalliblePart):
 
 def _needs_model(adapter: Adapter) -> bool:
     """Return True if a step with this adapter cannot be replayed."""
-    return bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)
+    in_experts = any(change.down.dim() == 3 for change in adapter.changes.values())
+    return in_experts or bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)

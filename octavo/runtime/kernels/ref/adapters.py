@@ -10,10 +10,11 @@ from octavo.runtime.kernels.adapters import LowRankTable
 
 def add_low_rank(x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None) -> None:
     """See adapters.AddLowRank."""
-    for slot, change in table.kept.items():
-        (tokens,) = (slots == slot).nonzero(as_tuple=True)
-        if not len(tokens):
+    for key in sorted({*slots.tolist()}):
+        if (stack := table.kept.get(key // table.experts)) is None:
             continue
+        change = stack.of(key % table.experts)
+        (tokens,) = (slots == key).nonzero(as_tuple=True)
         bounds = table.kept_bounds if change.parts > 1 else (0, table.num_outputs)
         inner = (x[tokens].float() @ change.down.float().T).chunk(change.parts, -1)
         up, spans = change.up.float(), enumerate(pairwise(bounds))

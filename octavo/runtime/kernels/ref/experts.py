@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
-from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.linear import BlockMatmul, Packed
 from octavo.runtime.kernels.ref.blocks import block_matmul
 from octavo.runtime.kernels.ref.elementwise import activate
 
@@ -70,6 +70,15 @@ def block_experts(
     return _sum_up(x, routing, (both, lambda rows, e: multiply(rows, stacks.down, e)), form, shared)
 
 
+def multiply_pairs(block_matmul: BlockMatmul, x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
+    """See experts.MultiplyPairs: expert by expert."""
+    out = torch.zeros((len(x), stack.blocks.shape[1]), dtype=torch.float32, device=x.device)
+    for expert in sorted({*ids.tolist()} - {-1}):
+        (rows,) = torch.where(ids == expert)
+        out[rows] = block_matmul(x[rows], stack._replace(blocks=stack.blocks[expert])).float()
+    return out
+
+
 def _sum_up(
     x: Tensor, routing: Routing, products: tuple[Product, Product], form: ExpertForm, shared: Shared | None
 ) -> Tensor:
@@ -79,13 +88,14 @@ def _sum_up(
         weights = routing.weights[tokens, places, None]
         rows = (x[tokens] * weights).to(x.dtype) if form.weighs_inputs else x[tokens]
         inner = _add(products[0](rows, expert), form.up_bias, expert)
-        inner = _clamped(inner, form) if form.limit else activate(inner, form.activation, gated=True)
+        inner = clamped(inner, form) if form.limit else activate(inner, form.activation, gated=True)
         made = _add(products[1](inner, expert), form.down_bias, expert).float()
         total[tokens] += made if form.weighs_inputs else made * weights
     return total.to(x.dtype)
 
 
-def _clamped(inner: Tensor, form: ExpertForm) -> Tensor:
+def clamped(inner: Tensor, form: ExpertForm) -> Tensor:
+    """Return gpt-oss's activation."""
     gate, value = inner.chunk(2, -1)
     gate, value = gate.clamp(max=form.limit), value.clamp(-form.limit, form.limit)
     return gate * (form.alpha * gate).sigmoid() * (value + 1)

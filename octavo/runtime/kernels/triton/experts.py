@@ -187,6 +187,23 @@ def block_experts(
     return _sum_up(x, routing, _packed(gate, up), _packed(down, down), form, shared)
 
 
+def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
+    """See experts.MultiplyPairs: the second of the two products, not weighed."""
+    *matrices, how = _packed(stack, stack)
+    count, size = stack.blocks.shape[:2]
+    out = torch.zeros((len(x), size), dtype=torch.float32, device=x.device)
+    if not len(x):
+        return out
+    tiles = sort_pairs(ids[:, None], count)
+    weights = out[:, 0]
+    kind = {"KIND": 0, "LIMIT": 0.0, "ALPHA": 1.0, "WEIGHS": True, "UP": False, "BIASED": False}
+    sizes = {"E": count, "TOP_K": 1, "SORTED": tiles.pairs is not tiles.experts, "N": size} | tiles.sizes
+    grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
+    given = x, weights, ids, tiles.pairs, tiles.experts, *matrices, out, out, len(out), x.stride(0)
+    _expert_kernel[grid](*given, **sizes, **kind, **how)
+    return out
+
+
 def _sum_up(
     x: Tensor, routing: Routing, up: _Matrices, down: _Matrices, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
