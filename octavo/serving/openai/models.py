@@ -48,6 +48,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
     status: ModelStatus
     input_modalities: tuple[Modality, ...] = ("text",)
+    tasks: tuple[str, ...] = ("generate",)
+    """What it is for: to generate, or what it makes of texts, and "score" where /score and /rerank answer."""
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -78,6 +80,11 @@ def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
     defaults: dict[str, float] = {}
     modalities: tuple[Modality, ...] = ("text",)
+    tasks: tuple[str, ...] = ("generate",)
+    pooling = listed.config.pooling if listed.config is not None else None
+    if pooling is not None:
+        scores = pooling.is_embedder or pooling.num_labels == 1
+        tasks = *pooling.tasks, *(("score",) if scores else ())
     if listed.engine is not None:
         modalities = listed.engine.input_processor.media.modalities
         values = listed.engine.input_processor.default_sampling_values()
@@ -91,6 +98,7 @@ def card(listed: Listed) -> ModelCard:
         default_parameters=defaults,
         parent=listed.parent,
         input_modalities=modalities,
+        tasks=tasks,
         status=ModelStatus(listed.state, listed.state == "failed", listed.fault),
     )
 

@@ -1,6 +1,7 @@
 // Starts the page and ties its parts together. What they do is in their own files.
 
 import { Chat } from "./chat.js";
+import { Compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { Dashboard } from "./dashboard.js";
 import { byId } from "./dom.js";
@@ -18,7 +19,7 @@ import { say } from "./toast.js";
 import { Tree } from "./tree.js";
 
 /** Views and their nodes: no id is the address itself, for there the browser would take the focus away. */
-const VIEWS = { chat: "chat", complete: "plain", dashboard: "dashboard" };
+const VIEWS = { chat: "chat", complete: "plain", compare: "compare", dashboard: "dashboard" };
 
 fillIcons();
 const server = new Server();
@@ -31,6 +32,7 @@ const composer = new Composer(chat, server, (text, files) => {
 });
 const library = new Library();
 const playground = new Playground(settings, server, askForKey);
+const compare = new Compare(server, askForKey);
 const dashboard = new Dashboard();
 const sidebar = new Sidebar();
 new Presets(settings);
@@ -43,7 +45,9 @@ function askForKey(error) {
 async function route() {
 	const [name, rest = ""] = location.hash.slice(1).split("/");
 	if (name === "shared") return takeShared(rest, library);
-	const view = Object.hasOwn(VIEWS, name) ? name : "chat";
+	const { generates } = server;
+	const isThere = Object.hasOwn(VIEWS, name) && (name === "dashboard" || (name === "compare") !== generates);
+	const view = isThere ? name : generates ? "chat" : "compare";
 	for (const node of document.querySelectorAll(".view")) node.hidden = node.id !== VIEWS[view];
 	for (const link of document.querySelectorAll("nav a")) {
 		if (link.dataset.view === view) link.setAttribute("aria-current", "page");
@@ -53,6 +57,7 @@ async function route() {
 	if (view === "chat" && rest !== chat.tree.id) await open(rest);
 	if (view === "chat" && !document.querySelector("dialog[open]")) composer.focus();
 	if (view === "complete") playground.focus();
+	if (view === "compare") compare.focus();
 }
 
 /** Open a kept conversation; without an id the one that is open stays, and its address is shown. */
@@ -96,8 +101,13 @@ library.addEventListener("foreign", async () => {
 });
 server.addEventListener("refused", ({ detail }) => askForKey(detail));
 server.addEventListener("model", () => {
+	const before = document.body.classList.contains("pools");
+	document.body.classList.toggle("pools", !server.generates);
+	for (const link of document.querySelectorAll("nav a")) link.hidden = link.dataset.view !== "dashboard" && (link.dataset.view === "compare") === server.generates;
 	settings.showDefaults(server.model.default_parameters);
+	compare.show(server.model);
 	composer.tidy();
+	if (before === server.generates) route();
 });
 byId("reset").addEventListener("click", startAnew);
 byId("new-chat").addEventListener("click", startAnew);

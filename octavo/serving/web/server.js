@@ -35,9 +35,14 @@ export class Server extends EventTarget {
 		this.#look();
 	}
 
-	/** The chosen model: { id, max_model_len, default_parameters, input_modalities }, as far as they are known. */
+	/** The chosen model: { id, tasks, max_model_len, default_parameters, input_modalities }, as far as they are known. */
 	get model() {
 		return this.#models.get(this.select.value) ?? {};
+	}
+
+	/** Whether it writes text; one that is not known yet may. */
+	get generates() {
+		return this.model.tasks?.includes("generate") ?? true;
 	}
 
 	get state() {
