@@ -326,6 +326,13 @@ def _add_norm() -> Iterator[Case]:
         yield Case(f"{tokens}x{size}", (x[:, size:], weight, 1e-5, residual))
 
 
+def _layer_norm() -> Iterator[Case]:
+    for tokens, size in ((1, 384), (3, 7), (70, 640), (1, 1)):
+        x, residual, ends = torch.randn(tokens, 2 * size), 9 + torch.randn(tokens, size), torch.randn(2, size)
+        weight, bias = ends if tokens > 1 else (None, None)
+        yield Case(f"{tokens}x{size}", (x[:, size:], weight, bias, 1e-5, residual), tolerance=2e-5)
+
+
 def _activate() -> Iterator[Case]:
     for activation, gated in product(get_args(Activation), (True, False)):
         for tokens, size in ((1, 1536), (3, 7), (40, 2048)):
@@ -566,6 +573,14 @@ def _block_experts() -> Iterator[Case]:
             yield Case(f"{kind} {name}", (*given, Stacks(*stacks), *rest))
 
 
+def _multiply_pairs() -> Iterator[Case]:
+    for kind, (count, rows, columns), pairs in (("F32", (3, 9, 40), 7), ("BF16", (5, 48, 64), 90)):
+        blocks = make_blocks(kind, count * rows, columns, rows).view(count, rows, -1)
+        yield Case(
+            kind, (torch.randn(pairs, columns), torch.arange(pairs).int() % count, Packed(blocks, kind))
+        )
+
+
 def _states(numbers: int, offset: int = 3) -> States:
     """Of a decoding request, one that begins, one in the middle of a chunk over three blocks, and padding."""
     cache = torch.randn(12, 1, numbers + offset).expand(-1, 4, -1)
@@ -625,6 +640,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "rotary_tables": _rotary_tables,
     "add_norm": _add_norm,
+    "layer_norm": _layer_norm,
     "activate": _activate,
     "draw": _draw,
     "row_limits": _row_limits,
@@ -642,6 +658,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "route": _route,
     "dense_experts": _dense_experts,
     "block_experts": _block_experts,
+    "multiply": _multiply_pairs,
     "select_inputs": _select_inputs,
     "join": _join,
     "causal_conv": _causal_conv,
@@ -653,6 +670,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 _NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "begin", "mask", "end"}
 _NO_OPS |= {"record_calls", "gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
 _NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "skips_foreign", "limits_dtype"}
+_NO_OPS |= {"activated_block_matmul", "splits_floats"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
@@ -722,6 +740,11 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
         return logits, Scored(rows[:0], token_ids[:0], num_top, normalise)
     if op == "row_limits":
         return tuple(arg[:0] for arg in case.args)
+    if op == "layer_norm":
+        x, weight, bias, eps, residual = case.args
+        return x[:0], weight, bias, eps, residual[:0]
+    if op == "multiply":
+        return case.args[0][:0], case.args[1][:0], case.args[2]
     if op == "add_norm":
         x, weight, eps, residual = case.args
         return x[:0], weight, eps, residual[:0]

@@ -67,7 +67,7 @@ def write(tmp_path, oracle):
 
 
 def found(folder, texts=TEXTS, params=None):
-    with LLM(str(folder), cpu_threads=1) as llm:
+    with LLM(str(folder), cpu_threads=1, activations="float32") as llm:
         outputs = llm.embed(texts, params, use_tqdm=False)
     return np.array([out.outputs.embedding for out in outputs])
 

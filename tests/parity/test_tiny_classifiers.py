@@ -32,7 +32,7 @@ PROMPTS = [[5, 9, 11], list(range(6, 90)), [7]]
 
 
 def engine(folder, **options):
-    return LLM(str(folder), cpu_threads=1, dtype="float32", **options)
+    return LLM(str(folder), cpu_threads=1, dtype="float32", activations="float32", **options)
 
 
 def logits_of(oracle, ids, **inputs):

@@ -41,7 +41,7 @@ SPLADES = {
 
 
 def engine(folder, **options):
-    return LLM(str(folder), cpu_threads=1, dtype="float32", **options)
+    return LLM(str(folder), cpu_threads=1, dtype="float32", activations="float32", **options)
 
 
 def change_config(folder, **changes):

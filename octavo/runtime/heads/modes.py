@@ -32,3 +32,18 @@ POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": lambda x, skip: x[-1],
 }
+
+
+def _segments(reduce: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what reduces each segment, token by token in order."""
+    return lambda x, lengths: torch.segment_reduce(x, reduce, lengths=lengths, axis=0, unsafe=True)
+
+
+SEGMENT_POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda x, lengths: x[lengths.cumsum(0) - lengths],
+    "lasttoken": lambda x, lengths: x[lengths.cumsum(0) - 1],
+    "max": _segments("max"),
+    "mean": _segments("mean"),
+    "mean_sqrt_len_tokens": lambda x, lengths: _segments("sum")(x, lengths) / lengths.sqrt()[:, None],
+}
+"""The same of several prompts, one behind the other, of so many tokens [prompts] int64 each."""

@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.pooling import PoolingConfig
-from octavo.messages.pooling import Pooled, PoolingParams
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.heads.head import Head
-from octavo.runtime.heads.modes import POOLS
+from octavo.runtime.heads.modes import POOLS, SEGMENT_POOLS
 from octavo.runtime.models.interface import Family, Model
+from octavo.runtime.sampling.output import HostCopies
 from octavo.runtime.transfer import to_device
-from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.pending import PendingStep, PendingVectors
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
 
@@ -30,7 +31,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": lambda x: x.softmax(-1),
 }
-_NOT_FINITE = "The model's result is not finite: its weights or its precision do not suit this input."
 
 
 class _Whole(NamedTuple):
@@ -84,8 +84,7 @@ class PoolHead(Head):
             self._send(outcome, [prompt], self._per_token(prompt, model)[None])
         pooled = [prompt for prompt in whole if not prompt.params.is_per_token]
         if pooled:
-            vectors = torch.stack([self._pool(prompt, model) for prompt in pooled])
-            self._finish(outcome, pooled, self._results(vectors, model))
+            self._finish(outcome, pooled, self._results(self._pool_all(pooled, model), model))
 
     def _take(self, work: Work, hidden: Tensor, request_ids: list[str]) -> list[_Whole]:
         """Return the prompts that are complete; keep the hidden states of the others."""
@@ -100,6 +99,16 @@ class PoolHead(Head):
                 part = torch.cat([*self._earlier.pop(row), part])
             taken.append(_Whole(request_ids[index], row, self._wanted[row], part))
         return taken
+
+    def _pool_all(self, prompts: list[_Whole], model: Family) -> Tensor:
+        """Return the pooled states of some prompts, a row each; on a GPU all of them in a few launches."""
+        config = self._config
+        is_plain = config.include_prompt and not config.sparse and SEGMENT_POOLS.keys() >= set(config.modes)
+        if not is_plain or prompts[0].hidden.device.type == "cpu":
+            return torch.stack([self._pool(prompt, model) for prompt in prompts])
+        hidden = torch.cat([prompt.hidden for prompt in prompts]).float()
+        lengths = to_device(np.array([len(prompt.hidden) for prompt in prompts]), hidden.device)
+        return torch.cat([SEGMENT_POOLS[mode](hidden, lengths) for mode in config.modes], 1)
 
     def _pool(self, prompt: _Whole, model: Family) -> Tensor:
         """Return the vectors of all modes, one behind the other, float32; of SPLADE, a term's weights."""
@@ -149,11 +158,6 @@ class PoolHead(Head):
         return self._activate(x[:, : prompt.params.dimensions], prompt.params.use_activation)
 
     def _send(self, outcome: PendingStep, prompts: list[_Whole], results: Tensor) -> None:
-        """Add results, [prompts, …], to what the step brings; those that are not finite, as errors."""
-        host = results.float().contiguous().cpu().numpy()
-        finite = np.isfinite(host).all(axis=tuple(range(1, host.ndim))).tolist()
-        for prompt, result, is_finite in zip(prompts, host, finite, strict=True):
-            if is_finite:
-                outcome.pooled[prompt.request_id] = Pooled(result.tobytes(), list(result.shape))
-            else:
-                outcome.errors[prompt.request_id] = _NOT_FINITE
+        """Send results, [prompts, …], to the host."""
+        copies = HostCopies([results.float().contiguous()])
+        outcome.vectors.append(PendingVectors([prompt.request_id for prompt in prompts], copies))

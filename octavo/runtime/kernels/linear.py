@@ -45,7 +45,8 @@ class Packed(NamedTuple):
     blocks: [N, row_bytes] uint8, contiguous, of a type of block_types;
             of several experts [E, N, row_bytes]
     input_precision: "bfloat16" rounds inputs and unpacked weights to bfloat16, for the types of
-            BFLOAT16_TYPES; "int16" and "int8" round inputs to so many bits, every 32 numbers by the largest
+            BFLOAT16_TYPES, and splits those of F32, and their inputs, into sums of two such numbers (16 bits
+            of the 24 count); "int16" and "int8" round inputs to so many bits, every 32 numbers by the largest
             of them, and multiply integers, for those of INTEGER_TYPES; other types are multiplied as for
             "float32", and so may a kernel where rounding gains nothing. "float8", and "int8" on GPUs, is what
             the recipe of an 8-bit checkpoint asks for: each row by its largest number (or in groups of 128)
@@ -117,6 +118,11 @@ GatedBlockMatmul = Callable[[Tensor, Packed, Activation], Tensor | None]
 
 To the bit what BlockMatmul and Activate give; None where one kernel cannot.
 """
+ActivatedBlockMatmul = Callable[[Tensor, Packed, Tensor | None, Activation], Tensor | None]
+"""Takes x: [T, K] float32, a matrix and the bias [N]; returns their product's activation, [T, N] float32.
+
+To the bit what BlockMatmul and Activate give; None where one kernel cannot.
+"""
 BlockFeedForward = Callable[[Tensor, Packed, Activation, Packed], Tensor | None]
 """Takes x: [T, K] float32, and the two matrices of a gated feed-forward block; returns [T, N] float32.
 
@@ -150,6 +156,9 @@ class LinearKernels:
     gated_block_matmul: GatedBlockMatmul | None = None
     block_feed_forward: BlockFeedForward | None = None
     block_greedy: BlockGreedy | None = None
+    activated_block_matmul: ActivatedBlockMatmul | None = None
+    splits_floats: bool = False
+    """Whether `block_matmul` is faster with float32 weights if their inputs are "bfloat16"."""
     explain: Callable[[Packed], str] = lambda matrix: ""
     """Tells people which kernels multiply a matrix, for which numbers of rows, and why."""
     arrange: Callable[[Packed, torch.dtype], Packed] | None = None

@@ -52,6 +52,15 @@ class SandwichNorm(Protocol):
         """
 
 
+class LayerNorm(Protocol):
+    """The LayerNorm of the sum of the residual stream and an update."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+    ) -> Tensor:
+        """Return LayerNorm(x + residual) * weight + bias; x and residual, [T, size], are token-strided."""
+
+
 @dataclass(frozen=True)
 class NormKernels:
     """The kernels of norms; None where a platform has no fused one."""
@@ -59,3 +68,4 @@ class NormKernels:
     rms_norm: RMSNorm
     add_norm: AddNorm
     sandwich_norm: SandwichNorm | None = None
+    layer_norm: LayerNorm | None = None

@@ -39,10 +39,10 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
     return KernelTable(
         name="shapes",
         attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, _latent_prompts),
-        norms=NormKernels(_rms_norm, _add_norm),
+        norms=NormKernels(_rms_norm, _add_norm, layer_norm=_layer_norm),
         activate=_activate,
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs, join),
-        experts=ExpertKernels(_route, _dense_experts, _block_experts),
+        experts=ExpertKernels(_route, _dense_experts, _block_experts, _multiply_pairs),
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
@@ -85,6 +85,10 @@ def _block_experts(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
 
 
+def _multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
+    return x.new_empty((len(x), stack.blocks.shape[1]), dtype=torch.float32)
+
+
 def _add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None) -> None:
     """Make the inner values, of the largest rank."""
     parts = len(table.kept_bounds) - 1
@@ -110,6 +114,12 @@ def _paged_attention(q: Tensor, *tables: Any, **how: Any) -> Tensor:
 
 def _latent_prompts(prompts: Any, out: Tensor) -> None:
     del prompts, out
+
+
+def _layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

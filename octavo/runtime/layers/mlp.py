@@ -60,7 +60,7 @@ class MLP(nn.Module):
         self.up = MergedColumnLinear(up, size, shards, arch.bias)
         down_bias = arch.bias or arch.down_bias
         self.down = RowLinear(build.at("down"), arch.intermediate_size, size, down_bias, reduces=reduces)
-        self._gate = GATES.get(arch.activation) if arch.gated else None
+        self._kind, self._is_gated = GATES.get(arch.activation), arch.gated
         self._activation = make_activation(arch.activation, build.kernels.activate, gated=arch.gated)
         self._is_product = self.up.bias is None and self.down.is_product
 
@@ -76,11 +76,14 @@ class MLP(nn.Module):
 
     def _fused(self, x: Tensor) -> Tensor | None:
         """Return the result of one kernel for both projections; None if there is none."""
-        if self._gate is None or not self._is_product:
+        if self._kind is None or not (self._is_gated and self._is_product):
             return None
-        return self.up.method.apply_feed_forward(x, self._gate, self.down.method)
+        return self.up.method.apply_feed_forward(x, self._kind, self.down.method)
 
     def _inner(self, x: Tensor) -> Tensor:
         """Return the input of `down`."""
-        inner = self.up.method.apply_gated(x, self.up.bias, self._gate) if self._gate else None
+        inner, method = None, self.up.method
+        if self._kind is not None:
+            apply = method.apply_gated if self._is_gated else method.apply_activated
+            inner = apply(x, self.up.bias, self._kind)
         return self._activation(self.up(x)) if inner is None else inner

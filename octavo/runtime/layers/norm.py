@@ -44,6 +44,10 @@ class Norm(Layer):
         total = x if residual is None else residual + x
         return self.forward(total), total
 
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the normalised sum where that is the residual stream."""
+        return self.forward(residual + x)
+
 
 class NoNorm(Norm):
     """Stands in for a norm that an architecture does not have; some multiply by a constant there."""
@@ -102,9 +106,15 @@ class LayerNorm(Norm):
         self._shape, self._eps = (size,), eps
         self._weight = self.make_vector(build, vector(size)) if weight else None
         self._bias = self.make_vector(build, vector(size), "bias") if bias else None
+        self._kernel = build.kernels.norms.layer_norm
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._kernel is None:
+            return super().of_sum(x, residual)
+        return self._kernel(x, self._weight, self._bias, self._eps, residual)
 
 
 class HeadLayerNorm(Norm):

@@ -30,7 +30,8 @@ from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.loader.snapshot import restore
 from octavo.runtime.lora.reader import AdapterReader
-from octavo.runtime.lora.sites import AdaptedScheme, AdapterSlots, Sites
+from octavo.runtime.lora.scheme import AdaptedScheme
+from octavo.runtime.lora.sites import AdapterSlots, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import ENCODER_DECODERS, ENCODERS, MODELS, Family, Model
 from octavo.runtime.models.media import MEDIA_ENCODERS, media_weights, text_model
@@ -119,8 +120,8 @@ def load_own(
             _add_encoder(model, config, build)
         model.kv_specs = specs if parallel.layers else None
         if isinstance(build.scheme, AdaptedScheme):
-            allowed, rank = config.lora.lora_target_modules, parallel.tp_rank
-            model.adapters = AdapterReader(build.scheme.sites, model, arch, allowed, rank)
+            given = model, arch, config.lora.lora_target_modules, parallel.tp_rank
+            model.adapters = AdapterReader(build.scheme.sites, *given, is_split=parallel.tp_size > 1)
     if config.pooling is not None:
         add_pooler(model, config.pooling, build, arch.hidden_size)
     if read is None and config.checkpoint.is_snapshot:
@@ -262,6 +263,7 @@ def make_context(
         experts=platform.kernels.experts,
         input_precision=chosen or linear.input_precision,
         dense_precision=chosen or linear.dense_precision,
+        splits_floats=config.pooling is not None,
         follows_recipes=chosen is None or chosen == "int8",
         host_layers=host_layers,
     )

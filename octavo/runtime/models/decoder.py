@@ -130,8 +130,8 @@ class NormalisedLayer(DecoderLayer):
         assert residual is None and isinstance(x, Tensor)
         if inputs is not None:
             inputs.append(self._gather(x, rows))
-        x = self.attention_norm(self._gather(x, rows) + self.attention(x, batch, rows))
-        return self.mlp_norm(x + self.mlp(x)), None
+        x = self.attention_norm.of_sum(self.attention(x, batch, rows), self._gather(x, rows))
+        return self.mlp_norm.of_sum(self.mlp(x), x), None
 
 
 LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": NormalisedLayer}

@@ -85,6 +85,12 @@ class GGUFLinear(LinearMethod):
             return None
         return kernel(x, self._whole, gate)
 
+    def apply_activated(self, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor | None:
+        kernel = self._storage.kernels.activated_block_matmul
+        if kernel is None or self._whole is None or self._is_ordered:
+            return None
+        return kernel(x, self._whole, bias, activation)
+
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
         kernel = self._storage.kernels.block_feed_forward
         if kernel is None or not isinstance(down, GGUFLinear) or self._is_ordered or down._is_ordered:

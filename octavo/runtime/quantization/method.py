@@ -16,7 +16,7 @@ from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
-from octavo.runtime.kernels.experts import ExpertForm, ExpertKernels, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, ExpertKernels, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.quantization.arena import Arena
@@ -41,6 +41,7 @@ class Storage:
     """Says where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
     host_layers: the decoder layers whose matrices are kept in host memory
+    splits_floats: products with float32 weights need 16 of their 24 bits, where that is faster
     follows_recipes: kernels that multiply 8 bits by 8 bits serve checkpoints made for that
     input_precision: the inputs of products with packed weights are rounded to it
     dense_precision: the same with bfloat16 weights; None = input_precision
@@ -54,6 +55,7 @@ class Storage:
     experts: ExpertKernels
     input_precision: InputPrecision = "float32"
     dense_precision: InputPrecision | None = None
+    splits_floats: bool = False
     follows_recipes: bool = True
     host_layers: frozenset[int] = frozenset()
     arena: Arena = field(default_factory=Arena)
@@ -66,6 +68,8 @@ class Storage:
         own = _EIGHT_BITS.get(type_name.partition("_")[0])
         if rounds and own and self.follows_recipes and self.kernels.arrange is not None:
             return own
+        if type_name == "F32" and not (self.splits_floats and self.kernels.splits_floats):
+            return "float32"
         return self.dense_precision or self.input_precision if type_name == "BF16" else self.input_precision
 
     def device_of(self, name: str) -> torch.device:
@@ -94,6 +98,10 @@ class LinearMethod(ABC):
         """Return the gated activation of `apply`, computed by one kernel; None if there is none."""
         return None
 
+    def apply_activated(self, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor | None:
+        """Return the activation of `apply`, computed by one kernel; None if there is none."""
+        return None
+
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: "LinearMethod") -> Tensor | None:
         """Return `down` of the gated activation of `apply`, without biases; None if no kernel does it all."""
         return None
@@ -105,6 +113,10 @@ class LinearMethod(ABC):
     def apply_deferred(self, x: Tensor) -> Term:
         """Return `apply` without a bias as a term, which the norm may compute if that is faster."""
         return self.apply(x, None)
+
+    def matrix(self) -> Tensor:
+        """Return the matrix where it is kept as plain numbers. Raises Unsupported for packed ones."""
+        raise Unsupported(f"{type(self).__name__} keeps no plain matrix.")
 
     @abstractmethod
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
@@ -136,6 +148,10 @@ class ExpertsMethod(ABC):
     def after_load(self) -> None:
         """Repack once everything is loaded, if need be."""
         return
+
+    def stacks(self) -> Stacks:
+        """Return the matrices, packed or plain, once everything is loaded."""
+        raise Unsupported(f"{type(self).__name__}: adapters do not change experts that are stored like this.")
 
     @abstractmethod
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:

@@ -10,6 +10,16 @@ from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
 from octavo.runtime.sampling.output import Copies, HostSamples, PendingSamples
 from octavo.runtime.transfer import Array
 
+_NOT_FINITE = "The model's result is not finite: its weights or its precision do not suit this input."
+
+
+@dataclass(slots=True)
+class PendingVectors:
+    """What was pooled of some requests, a row of the only copy for each."""
+
+    request_ids: list[str]
+    copies: Copies
+
 
 @dataclass(slots=True)
 class PendingStep:
@@ -31,6 +41,8 @@ class PendingStep:
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, Pooled] = field(default_factory=dict)
+    vectors: list[PendingVectors] = field(default_factory=list)
+    """Become part of `pooled` once they are here."""
     errors: dict[str, str] = field(default_factory=dict)
     result: ModelRunnerOutput | None = None
     """Once it was read."""
@@ -43,7 +55,11 @@ class PendingStep:
     @property
     def is_ready(self) -> bool:
         """Return True if `read` would not wait."""
-        return self.pending is None or self.result is not None or self.pending.copies.is_ready
+        if self.result is not None:
+            return True
+        if self.pending is not None and not self.pending.copies.is_ready:
+            return False
+        return all(vectors.copies.is_ready for vectors in self.vectors)
 
     def read(self) -> ModelRunnerOutput:
         """Return everything on the host; waits for this step on the device, and for none behind it."""
@@ -53,6 +69,8 @@ class PendingStep:
         return self.result
 
     def _read(self) -> ModelRunnerOutput:
+        for vectors in self.vectors:
+            self._take(vectors)
         if self.pending is None:
             nothing: list[list[int]] = [[] for _ in self.request_ids]
             scores, errors = self.prompt_logprobs, self.errors
@@ -73,6 +91,16 @@ class PendingStep:
             pooled=self.pooled,
             errors=self.errors | {names[self.samples[row]]: error for row, error in host.errors.items()},
         )
+
+    def _take(self, vectors: PendingVectors) -> None:
+        """Keep the results; of those that are not finite, the reason why there are none."""
+        (host,) = vectors.copies.read()
+        finite = np.isfinite(host).all(axis=tuple(range(1, host.ndim))).tolist()
+        for request_id, result, is_finite in zip(vectors.request_ids, host, finite, strict=True):
+            if is_finite:
+                self.pooled[request_id] = Pooled(result.tobytes(), list(result.shape))
+            else:
+                self.errors[request_id] = _NOT_FINITE
 
     def expected(self) -> Array | None:
         """Return the draft behind each row of `pending`, [S] int64, -1 for none; None without drafts.

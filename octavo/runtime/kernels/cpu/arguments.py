@@ -25,7 +25,7 @@ class Way(IntEnum):
 def way_of(matrix: Packed) -> Way:
     """Return the way that a matrix asks for; where nothing multiplies bfloat16, these are floats."""
     precision, name = matrix.input_precision, matrix.type_name
-    if precision == "bfloat16" and name in BFLOAT16_TYPES:
+    if precision == "bfloat16" and name in (*BFLOAT16_TYPES, "F32"):
         return Way.BFLOAT16
     if name in INTEGER_TYPES:
         return {"int8": Way.INT8, "int16": Way.INT16}.get(precision, Way.FLOAT)

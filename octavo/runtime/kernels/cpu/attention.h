@@ -42,6 +42,10 @@ struct Attention {
         int64_t len = kv_lens[request];
         return window ? std::min(len, position + window) : len;
     }
+    // Whether a request has no other keys than its queries', and these see all of them: encoders.
+    bool is_alone(int request) const {
+        return !causal && kv_lens[request] == cu_q_lens[request + 1] - cu_q_lens[request];
+    }
     const int32_t* table(int request) const { return tables + request * table_stride; }
 };
 

@@ -26,11 +26,14 @@ struct Space {
           rough(decay + rows) {}
 };
 
-// Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane.
-inline int64_t order(int64_t d, int64_t width) { return d % VL * (width / VL) + d / VL; }
+// Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane. Not so, but
+// `straight`, where a request is alone with itself: which kernels see its rows depends on the request alone.
+inline int64_t order(int64_t d, int64_t width, bool straight) {
+    return straight ? d : d % VL * (width / VL) + d / VL;
+}
 
 // Keys [TILE, width] to panels.
-void turn_keys(const float* from, int64_t width, float* to) {
+void turn_keys(const float* from, int64_t width, bool straight, float* to) {
     for (int first = 0; first < TILE; first += VL) {
         int panel = first / PANEL * PANEL, keys = std::min(PANEL, TILE - panel);
         float* place = to + panel * width + first - panel;
@@ -38,7 +41,7 @@ void turn_keys(const float* from, int64_t width, float* to) {
             vf a[VL];
             for (int i = 0; i < VL; i++) a[i] = load(from + (first + i) * width + d);
             turn<VL / 2>(a);
-            for (int i = 0; i < VL; i++) store(place + order(d + i, width) * keys, a[i]);
+            for (int i = 0; i < VL; i++) store(place + order(d + i, width, straight) * keys, a[i]);
         }
     }
 }
@@ -97,8 +100,8 @@ OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps
 
 // Scores of ROWS rows and the N vectors of keys of a panel.
 template <int N>
-__attribute__((noinline)) void score(const float* q, const float* keys, int64_t steps, float* scores) {
-    Sums<N> sums = lane_sums<N, 0, VL>(q, keys, steps);
+__attribute__((noinline)) void score(const float* q, const float* keys, int64_t width, bool straight, float* scores) {
+    Sums<N> sums = straight ? lane_sums<N, 0, 1>(q, keys, width) : lane_sums<N, 0, VL>(q, keys, width / VL);
     for (int r = 0; r < ROWS; r++)
         for (int n = 0; n < N; n++) store(scores + r * TILE + n * VL, sums.at[r][n]);
 }
@@ -135,11 +138,12 @@ template <bool SCALED>
 void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales* scales, const State& state,
            const Space& space) {
     int64_t rows = piece.rows(job), width = job.width();
+    const bool straight = job.is_alone(piece.request);
     for_vectors(TILE, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {
             Range block = seen_by(job, piece, row, ROWS, tile);
             if (block.end <= column || block.begin >= column + n.value * VL) continue;
-            score<n.value>(space.q + row * width, space.keys + column * width, width / VL,
+            score<n.value>(space.q + row * width, space.keys + column * width, width, straight,
                            space.scores + row * TILE + column);
         }
     });
@@ -163,20 +167,21 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales*
 void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
          float* floats) {
     int64_t rows = piece.rows(job), width = job.width(), size = job.cache.head_dim;
+    const bool straight = job.is_alone(piece.request);
     Space space(floats, round_up(rows, ROWS), width);
     std::fill(space.q, space.keys, 0.0f);
     std::fill(space.decay, space.rough, 0.0f);
     for (int64_t row = 0; row < rows; row++) {
         const float* from = piece.query(job, row);
         float* to = space.q + row / ROWS * ROWS * width + row % ROWS;
-        for (int64_t d = 0; d < size; d++) to[order(d, width) * ROWS] = from[d] * job.scale;
+        for (int64_t d = 0; d < size; d++) to[order(d, width, straight) * ROWS] = from[d] * job.scale;
     }
     for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
         Range seen = part_of(tile, begin, end);
         for_type(job.cache.type, [&](auto type) {
             widen_tile<type.value>(job, piece, tile, seen, space.rough, space.values);
         });
-        turn_keys(space.rough, width, space.keys);
+        turn_keys(space.rough, width, straight, space.keys);
         if (job.cache.type == CACHE_I8) {
             const Scales scales(job, piece, tile, seen);
             visit<true>(job, piece, tile, &scales, state, space);

@@ -52,6 +52,46 @@ extern "C" void octavo_rms_norm(const float* x, int64_t x_stride, int64_t tokens
 }
 OCTAVO_EXPORTED(octavo_rms_norm)
 
+// LayerNorm of x + residual; weight and bias may be missing. y is neither of the two.
+extern "C" void octavo_layer_norm(const float* x, int64_t x_stride, int64_t tokens, int64_t size,
+                                  const float* residual, int64_t residual_stride, const float* weight,
+                                  const float* bias, float eps, float* y, int threads) {
+    for_rows(tokens, size, threads, [&](int64_t row) {
+        const float *from = x + row * x_stride, *other = residual + row * residual_stride;
+        float *to = y + row * size, rest = 0, rest_of_squares = 0;
+        vf sums = {}, squares = {};
+        walk(
+            size,
+            [&](int64_t i) {
+                vf value = load(from + i) + load(other + i);
+                store(to + i, value);
+                sums = sums + value;
+            },
+            [&](int64_t i) { rest += to[i] = from[i] + other[i]; });
+        const float mean = (sum(sums) + rest) / float(size);
+        walk(
+            size,
+            [&](int64_t i) {
+                vf off = load(to + i) - mean;
+                squares = fma(off, off, squares);
+            },
+            [&](int64_t i) { rest_of_squares += (to[i] - mean) * (to[i] - mean); });
+        const float factor = 1.0f / std::sqrt((sum(squares) + rest_of_squares) / float(size) + eps);
+        walk(
+            size,
+            [&](int64_t i) {
+                vf value = (load(to + i) - mean) * factor;
+                if (weight) value = value * load(weight + i);
+                store(to + i, bias ? value + load(bias + i) : value);
+            },
+            [&](int64_t i) {
+                const float value = (to[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+                to[i] = bias ? value + bias[i] : value;
+            });
+    });
+}
+OCTAVO_EXPORTED(octavo_layer_norm)
+
 // gated: rows of x are (gate, up), 2 * size wide.
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
                                   int threads) {

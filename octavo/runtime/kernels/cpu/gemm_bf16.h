@@ -36,7 +36,8 @@ struct Panels {
                 const int64_t count = std::min(PIECE, parts - i);
                 job.unpack(rows, job.strip_rows(column(p), strip), i, count, piece);
                 Tile* to = at(p) + strip * parts + i;
-                for (int64_t j = 0; j < count; j++) turn((float*)piece[j], (float*)to[j]);
+                for (int64_t j = 0; j < count; j++)
+                    if (!(job.x.terms == 3 && (i + j) % 3 == 1)) turn((float*)piece[j], (float*)to[j]);
             }
         }
     }
@@ -94,17 +95,18 @@ void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, Between& be
     const int64_t parts = job.x.parts, size = TILE_ROWS * PART;
     const uint16_t* x = job.x.tile(t, 0);
     unrolled<2 * COUNT>([](auto sum) { tile_zero<sum.value>(); });
-    for (int64_t i = 0; i < parts; i++, x += size) {
+    for_parts(job.x.terms, parts, [&](int64_t i, auto loads_x, auto loads_weights) {
         unrolled<COUNT>([&](auto c) {
-            tile_stream<6 + c.value>(x + c.value * parts * size, TILE_BYTES);
+            if constexpr (loads_x.value) tile_stream<6 + c.value>(x + (c.value * parts + i) * size, TILE_BYTES);
             unrolled<2>([&](auto half) {
                 constexpr int SUM = 2 * c.value + half.value, WEIGHTS = 4 + half.value;
-                if constexpr (c.value == 0) tile_load<WEIGHTS>(panel[half.value * parts + i], TILE_BYTES);
+                if constexpr (loads_weights.value && c.value == 0)
+                    tile_load<WEIGHTS>(panel[half.value * parts + i], TILE_BYTES);
                 tile_product<SUM, 6 + c.value, WEIGHTS>();
             });
         });
         between.step();
-    }
+    });
     if (job.gate) return between.take<COUNT>();
     unrolled<COUNT>([&](auto c) {
         const int64_t row = (t + c.value) * TILE_ROWS;
@@ -142,7 +144,7 @@ void for_row_blocks(int64_t m, int64_t size, int threads, Body&& body) {
 // Where all rows stay in a second cache: tasks lay out panels of their own, one by one.
 inline void multiply_by_columns(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
                                 int threads) {
-    const Rounded all{job.x.m, job.x.k, true, scratch(Rounded::floats(job.x.m, job.x.k), OF_CALL)};
+    const Rounded all = job.x.of(job.x.m, scratch(job.x.floats_of(job.x.m), OF_CALL));
     all.round_all(x, x_stride, threads);
     const Matmul whole = job.part(all, job.y);
     const int64_t number = Panels::number(whole), tasks = std::min(number, TASKS_PER_THREAD * threads);
@@ -159,15 +161,16 @@ inline void multiply_by_columns(const Matmul& job, const float* x, int64_t x_str
 
 inline void gemm(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
                           int threads) {
-    if (2 * job.x.m * job.x.k <= ROWS_BYTES) return multiply_by_columns(job, x, x_stride, shapes, threads);
+    const int64_t size = job.x.parts * PART;
+    if (2 * job.x.m * size <= ROWS_BYTES) return multiply_by_columns(job, x, x_stride, shapes, threads);
     const int64_t number = Panels::number(job), tiles = Panels::tiles(job);
     const int64_t most = std::clamp<int64_t>(PANELS_BYTES / int64_t(tiles * sizeof(Tile)), 1, number);
     Tile* space = reinterpret_cast<Tile*>(scratch(most * tiles * sizeof(Tile) / sizeof(float), OF_CALL));
     for (int64_t first = 0; first < number; first += most) {
         const Panels panels{job, first, std::min(most, number - first), space};
         parallel_for(panels.count, threads, [&](int64_t p) { panels.lay_out(p); });
-        for_row_blocks(job.x.m, job.x.k, threads, [&](int64_t row, int64_t rows) {
-            const Rounded some{rows, job.x.k, true, scratch(Rounded::floats(rows, job.x.k))};
+        for_row_blocks(job.x.m, size, threads, [&](int64_t row, int64_t rows) {
+            const Rounded some = job.x.of(rows, scratch(job.x.floats_of(rows)));
             for (int64_t t = 0; t < some.num_tiles; t++) some.round(x + row * x_stride, x_stride, t);
             Tiles set(shapes);
             gemm(job.part(some, job.y + row * job.y_stride), panels);

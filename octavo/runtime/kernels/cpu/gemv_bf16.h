@@ -51,7 +51,7 @@ struct Unpacked {
     const Matmul& job;
     int64_t begin, end, turns;
     int64_t even = divide_up(job.x.parts, divide_up(job.x.parts, PIECE));
-    int64_t parts = job.in_blocks ? PIECE : even;  // of a piece; the last one of a row may have less
+    int64_t parts = job.in_blocks ? PIECE : job.x.terms == 3 ? PIECE / 3 * 3 : even;  // of a piece; the last may have less
     Tile* next = reinterpret_cast<Tile*>(scratch(4 * PIECE * sizeof(Tile) / sizeof(float)));  // [2 strips][PIECE]
     Tile* now = next + 2 * PIECE;
     int64_t column = begin, first = 0;  // of the next one
@@ -156,18 +156,20 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
     const int64_t row = t * job.x.width;
     const int64_t rows = is_last && !job.gate && !job.greedy ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
     Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
-    for (int64_t i = 0; i < count; i++) {
-        const Place place = weights.place(i);
-        tile_load<4>(place.tile, place.stride);
-        tile_load<5>(place.tile + place.to_second, place.stride);
+    for_parts(job.x.terms, count, [&](int64_t i, auto loads_x, auto loads_weights) {
+        if constexpr (loads_weights.value) {
+            const Place place = weights.place(i);
+            tile_load<4>(place.tile, place.stride);
+            tile_load<5>(place.tile + place.to_second, place.stride);
+        }
         unrolled<COUNT>([&](auto c) {
-            tile_load<6 + c.value>(job.x.tile(t + c.value, first + i), 4 * job.x.width);
+            if constexpr (loads_x.value) tile_load<6 + c.value>(job.x.tile(t + c.value, first + i), 4 * job.x.width);
             tile_product<2 * c.value, 4, 6 + c.value>();
             tile_product<2 * c.value + 1, 5, 6 + c.value>();
         });
         weights.step();
         results.step();
-    }
+    });
     if (is_last)
         write_gemv<COUNT>(job, t, column);
     else if (!is_alone)

@@ -10,6 +10,7 @@
 //
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
+// Where W is float32 its numbers and those of x are two bf16 numbers each: three products, and as exact as 16 bits are.
 #include "amx.h"
 #include "dots_bf16.h"
 #include "exported.h"
@@ -33,6 +34,7 @@ struct Packed {
     const uint8_t* w;
     int64_t n, row_bytes;
     int type;
+    int64_t terms = type == 0 ? 3 : 1;  // of F32, whose numbers are split
 
     Matmul job(const Rounded& x, const float* bias, float* y, int64_t y_stride, Gate gate) const {
         Matmul job{x, w, n, row_bytes, nullptr, bias, y, y_stride, gate};
@@ -76,11 +78,13 @@ void gemv(const Matmul& job, const float* x, int64_t x_stride, int threads,
 }
 
 void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Packed& weights,
-              const float* bias, float* y, int64_t y_stride, Gate gate, int threads) {
+              const float* bias, float* y, int64_t y_stride, Gate gate, int threads, Activate activate = nullptr) {
     if (m == 0 || weights.n == 0) return;
     const bool is_gemm = m > MOST_GEMV_ROWS;
-    const Rounded rounded{m, k, is_gemm, is_gemm ? nullptr : scratch(Rounded::floats(m, k), OF_CALL)};
-    const Matmul job = weights.job(rounded, bias, y, y_stride, gate);
+    float* space = is_gemm ? nullptr : scratch(Rounded::floats(m, k, weights.terms), OF_CALL);
+    const Rounded rounded{m, k, is_gemm, space, weights.terms};
+    Matmul job = weights.job(rounded, bias, y, y_stride, gate);
+    job.activate = activate;
     if (is_gemm) return gemm(job, x, x_stride, shapes_for(rounded), threads);
     gemv(job, x, x_stride, threads);
 }
@@ -102,13 +106,23 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
 }
 OCTAVO_EXPORTED(octavo_matmul_bf16)
 
+// octavo_matmul_bf16, and the activation of number `kind` of each output.
+extern "C" void octavo_activated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
+                                             const uint8_t* w, int64_t n, int64_t row_bytes, int type,
+                                             const float* bias, int kind, float* y, int threads) {
+    auto activate = with_activation(kind, [](auto act) -> Activate { return apply_to_all<decltype(act)>; });
+    multiply(x, m, k, x_stride, {w, n, row_bytes, type}, bias, y, n, nullptr, threads, activate);
+}
+OCTAVO_EXPORTED(octavo_activated_matmul_bf16)
+
 // octavo_matmul_bf16 of at most MOST_GEMV_ROWS rows, then octavo_greedy of what it gives.
 extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                           const uint8_t* w, int64_t n, int64_t row_bytes, int type,
                                           int64_t* ids, float* max_logits, int threads) {
-    const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k), OF_CALL)};
+    const Packed weights{w, n, row_bytes, type};
+    const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k, weights.terms), OF_CALL), weights.terms};
     std::vector<Greedy> found;
-    const Matmul job = Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr);
+    const Matmul job = weights.job(rounded, nullptr, nullptr, 0, nullptr);
     gemv(job, x, x_stride, threads, &found);
     for (int64_t row = 0; row < m; row++) {
         Choice best;

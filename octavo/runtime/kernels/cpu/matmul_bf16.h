@@ -13,13 +13,23 @@ constexpr int64_t MOST_GEMV_ROWS = 64;  // rows of x that are turned, instead of
 
 // x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
 // which are one column wide.
+//
+// With three terms floats are multiplied: each is a bf16 number and another for the rest. Of every part three products
+// are added up: rest of x times weights, x times weights, x times rest of the weights. A tile that the product before
+// had, too, stays where it was: it is not stored again.
 struct Rounded {
     int64_t m, k;
     bool many;
     float* data;
-    int64_t parts = divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
+    int64_t terms = 1;
+    int64_t parts = terms * divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
 
-    static size_t floats(int64_t m, int64_t k) { return size_t(round_up(m, 16) * round_up(k, PART) / 2); }
+    static size_t floats(int64_t m, int64_t k, int64_t terms = 1) {
+        return size_t(round_up(m, 16) * terms * round_up(k, PART) / 2);
+    }
+    // The same of other rows, with what `data` has room for.
+    Rounded of(int64_t rows, float* place) const { return {rows, k, true, place, terms}; }
+    size_t floats_of(int64_t rows) const { return floats(rows, k, terms); }
 
     uint16_t* tile(int64_t t, int64_t part) const {
         return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
@@ -39,23 +49,27 @@ struct Rounded {
             for (int64_t i = first; i < first + count; i++) {
                 uint16_t* to = tile(t, i) + r * PART;
                 if (width * t + r < m)
-                    round_part(x + (width * t + r) * x_stride + i * PART, i, to);
+                    round_part(x + (width * t + r) * x_stride, i, to);
                 else
                     std::fill_n(to, PART, uint16_t(0));
             }
         for (int64_t i = first; i < first + count && width > 1 && !many; i++)
-            turn(reinterpret_cast<float*>(tile(t, i)));
+            if (!(terms == 3 && i % 3 == 2)) turn(reinterpret_cast<float*>(tile(t, i)));
     }
 
     void round_part(const float* x, int64_t i, uint16_t* to) const {
+        if (terms == 3 && i % 3 == 2) return;
+        const int64_t first = i / terms * PART;
+        x += first;
         float padded[PART] = {};
-        if (k < (i + 1) * PART) {
-            std::copy_n(x, k - i * PART, padded);
+        if (k < first + PART) {
+            std::copy_n(x, k - first, padded);
             x = padded;
         }
         vf values[VECTORS];
         for (int j = 0; j < VECTORS; j++) values[j] = load(x + j * VL);
-        const halves part = rounded(values);
+        halves part = rounded(values);
+        if (terms == 3 && i % 3 == 0) part = rest(values, part);
         std::memcpy(to, &part, sizeof part);
     }
 };
@@ -63,6 +77,9 @@ struct Rounded {
 // y = act(gates) * values, of tiles of so many rows and columns.
 using Gate = void (*)(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
                       int64_t y_stride);
+
+// Sixteen outputs, changed.
+using Activate = floats (*)(floats);
 
 struct Greedy;
 
@@ -80,10 +97,13 @@ struct Matmul {
     bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
     Greedy* greedy = nullptr;   // who sees outputs instead of y
+    Activate activate = nullptr;
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {
-        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, in_blocks, in_place, inner};
+        Matmul its = {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, in_blocks, in_place, inner};
+        its.activate = activate;
+        return its;
     }
 
     // Outputs that a panel of two strips makes.
@@ -106,7 +126,8 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     const int64_t rows = std::min(job.x.width, job.x.m - row);
     if (columns <= 0) return;
     float* to = job.y + row * job.y_stride + column;
-    if (job.x.many && columns == 16 && rows == 16 && !job.bias) return tile_store<T>(to, 4 * job.y_stride);
+    const bool is_plain = !job.bias && !job.activate;
+    if (job.x.many && columns == 16 && rows == 16 && is_plain) return tile_store<T>(to, 4 * job.y_stride);
     alignas(64) float tile[TILE_ROWS][16];
     tile_store<T>(tile, 4 * job.x.width);
     if (job.x.width > 1 && !job.x.many) turn(tile[0]);
@@ -114,11 +135,20 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     if (job.bias) std::memcpy(&bias, job.bias + column, size_t(columns) * 4);
     for (int64_t r = 0; r < rows; r++, to += job.y_stride) {
         floats out = job.bias ? at<floats>(tile[r]) + bias : at<floats>(tile[r]);
+        if (job.activate) out = job.activate(out);
         if (columns == 16)
             std::memcpy(to, &out, sizeof out);
         else
             std::memcpy(to, &out, size_t(columns) * 4);
     }
+}
+
+template <class Act>
+floats apply_to_all(floats x) {
+    float values[16];
+    std::memcpy(values, &x, sizeof x);
+    for (int c = 0; c < 16; c += VL) store(values + c, Act::apply(load(values + c)));
+    return at<floats>(values);
 }
 
 template <class Act>
@@ -135,6 +165,17 @@ void apply_gate(const float* gates, const float* values, int64_t rows, int64_t c
 }
 
 typedef float Sums[16 * TILE_ROWS];  // a tile of them
+
+// Call body(part, loads x, loads weights) for the parts of a product: which of the two tiles that one before had not.
+template <class Body>
+inline void for_parts(int64_t terms, int64_t parts, Body&& body) {
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    if (terms == 1)
+        for (int64_t i = 0; i < parts; i++) body(i, yes, yes);
+    else
+        for (int64_t i = 0; i < parts; i += 3) body(i, yes, yes), body(i + 1, yes, no), body(i + 2, no, yes);
+}
 
 // From so many rows of tiles of gates and values.
 inline void write_gated(const Matmul& job, int64_t row, int64_t rows, int64_t column, const float* gates,

@@ -24,7 +24,7 @@ from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels, ResidualUpdate
 from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
-from octavo.runtime.kernels.ref.experts import dense_experts
+from octavo.runtime.kernels.ref.experts import dense_experts, multiply_pairs
 from octavo.runtime.kernels.ref.noise import row_limits
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
@@ -61,7 +61,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             kernels.rotary_tables,
             input_precision="bfloat16" if tiles else "float32",
         ),
-        norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm),
+        norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm, kernels.layer_norm),
         activate=kernels.activate,
         linear=LinearKernels(
             matmul=matmul,
@@ -75,8 +75,16 @@ def table_of(library: Library, threads: int) -> KernelTable:
             gated_block_matmul=kernels.gated_block_matmul if rounds else None,
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
+            activated_block_matmul=kernels.activated_block_matmul if tiles else None,
+            splits_floats=tiles,
         ),
-        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts, skips_foreign=False),
+        experts=ExpertKernels(
+            experts.route,
+            dense_experts,
+            experts.block_experts,
+            partial(multiply_pairs, kernels.block_matmul),
+            skips_foreign=False,
+        ),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
             TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
@@ -140,6 +148,15 @@ class _CompiledKernels:
         """See norms.SandwichNorm."""
         return self._norm(x, inner, weight, eps, residual)
 
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+    ) -> Tensor:
+        """See norms.LayerNorm."""
+        y = self._placed(_empty_like(x))
+        end = address_of(weight), address_of(bias), eps, y.data_ptr(), self._threads
+        self._library.octavo_layer_norm(*rows_of(x), *x.shape, *rows_of(residual), *end)
+        return y
+
     def _norm(
         self, x: Tensor, inner: Tensor | None, weight: Tensor, eps: float, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -193,7 +210,7 @@ class _CompiledKernels:
         given, way = (*_factors(x, matrix), address_of(bias), *rows_of(out)), way_of(matrix)
         if way in (Way.INT8, Way.INT16):
             self._library.octavo_matmul_integers(*given, way, self._threads)
-        elif way == Way.BFLOAT16 and self._library.bfloat16_products:
+        elif way == Way.BFLOAT16 and self._rounds(matrix):
             self._library.octavo_matmul_bf16(*given, self._threads)
         else:
             self._library.octavo_matmul(*given, self._threads)
@@ -235,6 +252,17 @@ class _CompiledKernels:
         self._library.octavo_greedy_matmul_bf16(*_factors(x, matrix), *found, self._threads)
         return choice
 
+    def activated_block_matmul(
+        self, x: Tensor, matrix: Packed, bias: Tensor | None, activation: Activation
+    ) -> Tensor | None:
+        """See linear.ActivatedBlockMatmul; products of tiles only."""
+        if way_of(matrix) != Way.BFLOAT16:
+            return None
+        out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0])))
+        end = address_of(bias), ACTIVATIONS[activation], out.data_ptr(), self._threads
+        self._library.octavo_activated_matmul_bf16(*_factors(x, matrix), *end)
+        return out
+
     def gated_block_matmul(self, x: Tensor, matrix: Packed, gate: Activation) -> Tensor | None:
         """See linear.GatedBlockMatmul; products in bfloat16 only."""
         if way_of(matrix) != Way.BFLOAT16:
@@ -249,12 +277,18 @@ class _CompiledKernels:
         outputs, inner = down.blocks.shape[0], up.blocks.shape[0] // 2
         laid_out = 2 * inner * (2 * x.shape[1] + outputs)
         fits = x.shape[0] > _FEW_ROWS and inner % 32 == 0 and laid_out <= _MOST_LAID_OUT_BYTES
-        if not fits or way_of(up) != Way.BFLOAT16 or way_of(down) != Way.BFLOAT16:
+        if not fits or any(way_of(part) != Way.BFLOAT16 or part.type_name == "F32" for part in (up, down)):
             return None
         out = self._placed(torch.empty((x.shape[0], outputs)))
         end = ACTIVATIONS[gate], *_weights(down), out.data_ptr(), self._threads
         self._library.octavo_feed_forward_bf16(*_factors(x, up, 2), *end)
         return out
+
+    def _rounds(self, matrix: Packed) -> bool:
+        """Return True if a kernel for bfloat16 takes a matrix; floats, as sums of two, only tiles take."""
+        return self._library.bfloat16_products > (
+            Products.DOTS if matrix.type_name == "F32" else Products.NONE
+        )
 
     def _placed(self, made: Tensor) -> Tensor:
         """Return a tensor of that kind, `made` itself if it is small or there is no room.

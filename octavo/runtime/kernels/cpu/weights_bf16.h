@@ -24,6 +24,12 @@ inline halves rounded(const vf (&values)[VECTORS]) {
 #endif
 }
 
+// What rounding `values` to a part left of them, in bf16.
+inline halves rest(vf (&values)[VECTORS], halves part) {
+    for (int j = 0; j < VECTORS; j++) values[j] = values[j] - load_bf16((const uint16_t*)&part + j * VL);
+    return rounded(values);
+}
+
 // Half a part.
 inline void store_half(uint16_t* to, const float* values) {
 #if defined(OCTAVO_DOTS)
@@ -192,14 +198,19 @@ OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Put&& put
 
 // Call put(i, part) for parts first … first + count - 1 of a row, at most PIECE, in order; i counts from `first`.
 // Where blocks have several parts `first` is a multiple of eight, and blocks are whole.
+// Floats have three parts for one, as factors of x in `Rounded`: of these the second is that before, and not put again.
 template <class Type, class Put>
 OCTAVO_INLINE void unpack_row(const Rows& rows, int64_t r, int64_t first, int64_t count, Put&& put) {
     const uint8_t* row = rows.data + r * rows.row_bytes;
     if constexpr (Type::DENSE) {
+        constexpr int64_t TERMS = std::is_same_v<Type, F32> ? 3 : 1;
         for (int64_t i = 0; i < count; i++) {
+            const int64_t term = (first + i) % TERMS;
+            if (term == 1) continue;
             vf values[VECTORS];
-            read_part<Type>(row, first + i, rows.size, [&](int j, vf w) { values[j] = w; });
-            put(i, rounded(values));
+            read_part<Type>(row, (first + i) / TERMS, rows.size, [&](int j, vf w) { values[j] = w; });
+            const halves part = rounded(values);
+            put(i, term == 2 ? rest(values, part) : part);
         }
     } else {
         constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;

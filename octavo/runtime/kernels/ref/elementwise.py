@@ -37,6 +37,11 @@ def sandwich_norm(
     return add_norm(rms_norm(x, inner, eps), weight, eps, residual)
 
 
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor) -> Tensor:
+    """See norms.LayerNorm."""
+    return functional.layer_norm(residual + x, x.shape[1:], weight, bias, eps)
+
+
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """See attention.RotaryTables."""
     angles = positions[:, None] * frequencies

@@ -83,6 +83,58 @@ def _norm_warps(num_rows: int, width: int) -> int:
     return 2 * warps if num_rows <= _FEW_ROWS and width >= 1024 else warps
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _layer_norm_kernel(
+    x, residual, weight, bias, out, num_rows, stride_x, stride_residual, eps,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Normalise the sums of ROWS rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
+    factor, end = tl.full([WIDTH], 1.0, tl.float32), tl.zeros([WIDTH], tl.float32)
+    if WEIGHTED:
+        factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    if BIASED:
+        end = tl.load(bias + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    wait(PDL)
+    wide = tl.load(x + (row * stride_x)[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    wide += tl.load(residual + (row * stride_residual)[:, None] + column[None, :], mask=inside, other=0.0)
+    off = tl.where(inside, wide - (tl.sum(wide, 1) / SIZE)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(off * off, 1) / SIZE + eps)
+    release(PDL)
+    value = off * scale[:, None] * factor[None, :] + end[None, :]
+    tl.store(out + (row * SIZE)[:, None] + column[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor) -> Tensor:
+    """See norms.LayerNorm; the sum is not rounded."""
+    num_rows, size = x.shape
+    out, width = torch.empty_like(x, memory_format=torch.contiguous_format), power_of_2(size)
+    rows = max(1, min(_ELEMENTS // 2 // width, 16))
+    if num_rows:
+        _layer_norm_kernel[(cdiv(num_rows, rows),)](
+            x,
+            residual,
+            x if weight is None else weight,
+            x if bias is None else bias,
+            out,
+            num_rows,
+            x.stride(0),
+            residual.stride(0),
+            eps,
+            SIZE=size,
+            WIDTH=width,
+            ROWS=rows,
+            WEIGHTED=weight is not None,
+            BIASED=bias is not None,
+            num_warps=_norm_warps(num_rows, width),
+            **overlapped(),
+        )
+    return out
+
+
 @triton.jit
 def act(value, KIND: tl.constexpr):
     """Return an activation, by its number in KINDS."""

@@ -42,7 +42,7 @@ def cuda_table() -> KernelTable:
         attention=AttentionKernels(
             store_kv, partial(paged_attention, counters), elementwise.rotary_tables, latent_prompts
         ),
-        norms=NormKernels(elementwise.rms_norm, elementwise.add_norm),
+        norms=NormKernels(elementwise.rms_norm, elementwise.add_norm, layer_norm=elementwise.layer_norm),
         activate=elementwise.activate,
         linear=LinearKernels(
             matmul=matmul,
@@ -56,7 +56,7 @@ def cuda_table() -> KernelTable:
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
-        experts=ExpertKernels(route, experts.dense_experts, experts.block_experts),
+        experts=ExpertKernels(route, experts.dense_experts, experts.block_experts, experts.multiply_pairs),
         recurrent=REFERENCES,
         sampling=SamplingKernels(
             TruncateAndDraw(partial(draw, counters), truncate),
