@@ -11,7 +11,7 @@ ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 
 def adapt(base, seed: int = 0, scale: float = 0.2, moves: bool = False, **options):
-    """A PEFT model over a copy of `base`, whose LoRA weights are random; moves: so far from the first ones."""
+    """A PEFT model over a copy of `base`, whose LoRA weights are random; moves: so far from the first."""
     options = {"r": 4, "lora_alpha": 8, "target_modules": ALL_LINEAR} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT reads names that transformers deprecates

@@ -17,7 +17,6 @@ import msgspec
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
 from octavo.config.checkpoint import read_json
 from octavo.config.option import Concern, option
-from octavo.config.parallel import ParallelConfig
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _MOST_HEADER_BYTES = 100 << 20
@@ -57,10 +56,10 @@ class LoRAConfig(metaclass=Concern):
     )
 
 
-def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: ParallelConfig) -> LoRAConfig:
+def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str) -> LoRAConfig:
     """Decide what was left open. Raises ConfigError, Unsupported."""
     if lora.enable_prompt_adapter:
-        _check_prompts(lora, model_impl, parallel)
+        _check_prompts(lora, model_impl)
     if not lora.enable_lora:
         return lora
     if max_loras < 1 or lora.max_lora_rank < 1:
@@ -99,17 +98,16 @@ def read_module(text: str) -> LoRAModule:
     return module
 
 
-def _check_prompts(lora: LoRAConfig, model_impl: str, parallel: ParallelConfig) -> None:
+def _check_prompts(lora: LoRAConfig, model_impl: str) -> None:
     """Raise ConfigError, Unsupported where learned prompts cannot be."""
     if lora.max_prompt_adapters < 1 or lora.max_prompt_adapter_token < 0:
         raise ConfigError(
             f"max_prompt_adapters ({lora.max_prompt_adapters}) must be >= 1, max_prompt_adapter_token "
             f"({lora.max_prompt_adapter_token}) >= 0."
         )
-    if model_impl == "transformers" or parallel.pipeline_parallel_size > 1:
+    if model_impl == "transformers":
         raise Unsupported(
-            "enable_prompt_adapter needs a model of octavo's own (not model_impl='transformers') and "
-            "pipeline_parallel_size=1."
+            "enable_prompt_adapter needs a model of octavo's own: leave out model_impl='transformers'."
         )
 
 

@@ -40,18 +40,10 @@ class Caller:
     model: str = ""
     """The name under which a model is asked: of the query, as long as the body is not read; may be empty."""
 
-    adapter: LoRARequest | LoRASum | PromptAdapterRequest | None = None
+    lora: LoRARequest | LoRASum | None = None
     """What changes the model."""
-
-    @property
-    def lora(self) -> LoRARequest | LoRASum | None:
-        """The adapter, if it is one of weights."""
-        return None if isinstance(self.adapter, PromptAdapterRequest) else self.adapter
-
-    @property
-    def learned_prompt(self) -> PromptAdapterRequest | None:
-        """The adapter, if it is a learned prompt."""
-        return self.adapter if isinstance(self.adapter, PromptAdapterRequest) else None
+    learned_prompt: PromptAdapterRequest | None = None
+    """What stands before its prompts."""
 
     @property
     def engine(self) -> AsyncLLM:
@@ -79,7 +71,8 @@ class Caller:
     def asking(self, model: str | None, lora: Iterable[LoRAScale] | None = None) -> "Caller":
         """The same caller, who asks this model, or adapters of it. Raises UnknownModel, RequestError."""
         name = self.engines.resolve(model or self.model)
-        return replace(self, model=name, adapter=self.engines.adapter_of(name, lora))
+        adapter, prompt = self.engines.adapter_of(name, lora)
+        return replace(self, model=name, lora=adapter, learned_prompt=prompt)
 
     def salted(self, prompt: PromptType, salt: str | None) -> PromptType:
         """The prompt with the tenant's salt and the request's own, so that no request can name another's."""

@@ -89,16 +89,22 @@ class Engines:
 
     def adapter_of(
         self, model: str, scales: Iterable[LoRAScale] | None
-    ) -> LoRARequest | LoRASum | PromptAdapterRequest | None:
-        """What answers under a resolved name; scales: of adapters to add up. Raises as `resolve`."""
+    ) -> tuple[LoRARequest | LoRASum | None, PromptAdapterRequest | None]:
+        """What answers under a resolved name, and the prompt before its own; scales: of adapters to add up.
+
+        Raises as `resolve`.
+        """
         found = None if model in self.names else self.adapters.find(model)
+        request = None if found is None else found.request
+        prompt = request if isinstance(request, PromptAdapterRequest) else None
+        lora = None if isinstance(request, PromptAdapterRequest) else request
         if scales is None:
-            return None if found is None else found.request
-        if found is not None:
+            return lora, prompt
+        if lora is not None:
             raise RequestError(
                 f"lora is for requests to the base model, not to the adapter {model!r}.", "lora"
             )
-        return self.adapters.sum_of(scales)
+        return self.adapters.sum_of(scales), prompt
 
     def of(self, model: str | None = None) -> AsyncLLM:
         """The engine of a model whose name is `resolve`d; without a name, of the first. Raises Overloaded."""

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, PromptAdapterRequest, RequestError, SamplingParams
+from octavo.lora.request import LoRARequest
 from octavo.runtime.worker.soft_prompts import SoftPromptsPart
+from tests import handmade_adapters
 from tests.parity.test_lora import SCORED, TOLERANCE, logits_of
 from tests.peft_adapters import save as save_adapter
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
@@ -224,6 +226,35 @@ def test_ranks_share_a_prefix(base, learned):
         (output,) = llm.generate(PROMPTS[:1], SCORED, prompt_adapter_request=request, use_tqdm=False)
         assert error_of(model, request, output) <= TOLERANCE
     llm.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_stages(base, learned, kind):
+    """Each stage stores the heads of its layers; the first has the embeddings."""
+    llm = engine(base[1], pipeline_parallel_size=2)
+    model, request = learned[kind]
+    outputs = llm.generate(PROMPTS, SCORED, prompt_adapter_request=[request, None], use_tqdm=False)
+    assert error_of(model, request, outputs[0]) <= TOLERANCE
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_beside_an_adapter(base, kind, tmp_path):
+    """As before the model with the adapter merged; each keeps its own blocks in the prefix cache."""
+    merged = handmade_adapters.write(base[0], tmp_path / "lora", 4, seed=2)
+    lora = LoRARequest("lora", 1, str(tmp_path / "lora"))
+    model, request = learn(merged, kind, tmp_path / "prompt")
+    llm = engine(base[1], enable_lora=True)
+    asked = [(request, lora), (request, None), (None, lora), (request, lora)]
+    outputs = llm.generate(
+        [PROMPTS[0]] * 4,
+        SCORED,
+        prompt_adapter_request=[prompt for prompt, _ in asked],
+        lora_request=[adapter for _, adapter in asked],
+        use_tqdm=False,
+    )
+    errors = [error_of(model, request, output) for output in outputs]
+    assert max(errors[0], errors[3]) <= TOLERANCE and min(errors[1], errors[2]) > 0.05
 
 
 def test_what_cannot_be(base, learned, llm, tmp_path):

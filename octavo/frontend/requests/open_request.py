@@ -84,8 +84,8 @@ class OpenRequest(ABC):
     @property
     def adapter_name(self) -> str | None:
         """The name of its adapter, or of their sum."""
-        given = self._prepared.lora_request or self._prepared.prompt_adapter_request
-        return None if given is None else given.lora_name
+        given = self._prepared.lora_request, self._prepared.prompt_adapter_request
+        return "+".join(adapter.lora_name for adapter in given if adapter is not None) or None
 
     @property
     def trace_headers(self) -> Mapping[str, str]:

@@ -125,10 +125,10 @@ class RequestOptions:
                 f"lora_request must be a LoRARequest or a LoRASum, got {type(self.lora_request).__name__}.",
                 "lora_request",
             )
-        prompt = self.prompt_adapter_request
-        if not isinstance(prompt, PromptAdapterRequest | None) or (prompt and self.lora_request):
+        if not isinstance(self.prompt_adapter_request, PromptAdapterRequest | None):
             raise RequestError(
-                "prompt_adapter_request must be a PromptAdapterRequest, without a lora_request beside it.",
+                "prompt_adapter_request must be a PromptAdapterRequest, got "
+                f"{type(self.prompt_adapter_request).__name__}.",
                 "prompt_adapter_request",
             )
         if not isinstance(self.in_bulk, bool):

@@ -37,10 +37,13 @@ class SoftPrompt(NamedTuple):
 
 
 class SoftPromptReader:
-    """Reads for one model. specs: of its layers; tp: the ranks that share heads"""
+    """Reads for one model. specs: of all layers; own: those of this stage; tp: the ranks that share heads"""
 
-    def __init__(self, embedding_size: int, specs: list[KVCacheSpec], dtype: torch.dtype, tp: Group) -> None:
-        self._width, self._specs, self._dtype, self._tp = embedding_size, specs, dtype, tp
+    def __init__(
+        self, embedding_size: int, specs: list[KVCacheSpec], own: range | None, dtype: torch.dtype, tp: Group
+    ) -> None:
+        self.width, self._specs, self._dtype, self._tp = embedding_size, specs, dtype, tp
+        self._own = slice(None) if own is None else slice(own.start, own.stop)
 
     def read(self, ref: SoftPromptRef) -> SoftPrompt:
         """Return a soft prompt. Raises RequestError, which names what is at fault."""
@@ -57,8 +60,8 @@ class SoftPromptReader:
             return SoftPrompt(heads=self._heads(learned, folder))
         if config.kind == MULTITASK:
             learned = learned * _of_task(tensors, ref.task, folder)
-        if learned.shape[1] != self._width:
-            raise self._misfit(folder, learned, self._width)
+        if learned.shape[1] != self.width:
+            raise self._misfit(folder, learned, self.width)
         return SoftPrompt(learned.float().contiguous())
 
     def _heads(self, learned: Tensor, folder: Path) -> list[Tensor]:
@@ -74,7 +77,7 @@ class SoftPromptReader:
             raise self._misfit(folder, learned, 2 * len(specs) * first.num_kv_heads * first.head_dim)
         parts = learned.view(num_tokens, len(specs), 2, heads, first.head_dim).permute(1, 2, 0, 3, 4)
         start = self._tp.rank * heads // self._tp.size
-        own = parts.narrow(3, start, first.num_kv_heads).to(self._dtype)
+        own = parts[self._own].narrow(3, start, first.num_kv_heads).to(self._dtype)
         return [part.contiguous() for part in own]
 
     def _misfit(self, folder: Path, learned: Tensor, width: int) -> RequestError:

@@ -25,9 +25,15 @@ class SoftPromptsPart(FalliblePart):
     """
 
     def __init__(
-        self, pool: AdapterPool[SoftPromptRef, SoftPrompt], store_kv: StoreKV, device: torch.device
+        self,
+        pool: AdapterPool[SoftPromptRef, SoftPrompt],
+        store_kv: StoreKV,
+        device: torch.device,
+        broken_width: int = 0,
     ) -> None:
+        """broken_width: embedding_size in stages before the last, which learns from NaN that a read failed"""
         super().__init__()
+        self._broken_width = broken_width
         self.pool, self._store_kv, self._device = pool, store_kv, device
         self._kept: LRU[bytes, SoftPrompt] = LRU(_ON_DEVICE)
         self._due: list[tuple[int, SoftPrompt]] = []
@@ -42,7 +48,11 @@ class SoftPromptsPart(FalliblePart):
             prompt = self.pool.get(ref).on(self._device)
         except (RequestError, OSError, RuntimeError) as error:
             self.fail(request, f"Loading prompt adapter {ref.name} failed: {error}")
-            return None
+            if not self._broken_width:
+                return None
+            return SoftPrompt(
+                torch.full((ref.num_tokens, self._broken_width), torch.nan, device=self._device)
+            )
         self._kept.put(ref.key, prompt, 1)
         return prompt
 

@@ -214,13 +214,14 @@ class Worker:
         config, device = self._config, self._platform.device
         if not config.lora.enable_prompt_adapter or config.pooling is not None:
             return None
-        specs = [layer.kv_spec for layer in self.model.cache_layers]
-        width = config.checkpoint.embedding_size
+        own, width = self.model.own_layers, config.checkpoint.embedding_size
+        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
         dtype = self._platform.compute_dtype(dtype_of(config.model.dtype))
-        reader = SoftPromptReader(width, specs, dtype, self._parallel.tp)
+        reader = SoftPromptReader(width, specs, own, dtype, self._parallel.tp)
         pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
         self._commands["load_soft_prompt"] = pool.load
-        self._soft_prompts = SoftPromptsPart(pool, self._platform.kernels.attention.store_kv, device)
+        store_kv, is_last = self._platform.kernels.attention.store_kv, self._parallel.pp.is_last
+        self._soft_prompts = SoftPromptsPart(pool, store_kv, device, 0 if is_last else width)
         return self._soft_prompts
 
     def _equip(self) -> None:

@@ -45,9 +45,10 @@ class PooledEngines(Engines):
     def _knows(self, name: str) -> bool:
         return False
 
-    def adapter_of(self, model: str, scales: Iterable[LoRAScale] | None) -> None:
+    def adapter_of(self, model: str, scales: Iterable[LoRAScale] | None) -> tuple[None, None]:
         if scales is not None:
             raise RequestError("lora is for servers of one model: leave it out.", "lora")
+        return None, None
 
     def of(self, model: str | None = None) -> AsyncLLM:
         found = self.model(model)
