@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 @asynccontextmanager
 async def served(folder):
-    engine, client = await serve(str(folder), dtype="float32")
+    engine, client = await serve(str(folder), dtype="float32", activations="float32")
     try:
         yield client
     finally:
