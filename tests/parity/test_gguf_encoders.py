@@ -48,7 +48,8 @@ def write(path, pooling_type, types=None, default="F32"):
 
 
 def vectors(path, **options):
-    with LLM(str(path), cpu_threads=1, dtype="float32", activations="float32", **options) as llm:
+    options = {"activations": "float32"} | options
+    with LLM(str(path), cpu_threads=1, dtype="float32", **options) as llm:
         return np.array([out.outputs.embedding for out in llm.embed(TEXTS, use_tqdm=False)])
 
 
