@@ -150,10 +150,7 @@ class InputProcessor:
         parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
         self._check_prompt(placed, options.tokenization.max_output_tokens)
-        adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else ids)
-        if adapter is not None and adapter.start:
-            start = adapter.start + len(placed) - len(ids)
-            adapter = msgspec.structs.replace(adapter, start=start)
+        adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else placed)
         check_prompt_scoring(
             params, len(ids), given_as_embeds=parsed.embeds is not None, is_soft=soft is not None
         )
