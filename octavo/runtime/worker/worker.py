@@ -220,8 +220,8 @@ class Worker:
         reader = SoftPromptReader(width, specs, own, dtype, self._parallel.tp)
         pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
         self._commands["load_soft_prompt"] = pool.load
-        store_kv, is_last = self._platform.kernels.attention.store_kv, self._parallel.pp.is_last
-        self._soft_prompts = SoftPromptsPart(pool, store_kv, device, 0 if is_last else width)
+        given = pool, self._platform.kernels.attention.store_kv, device
+        self._soft_prompts = SoftPromptsPart(*given, 0 if self._parallel.pp.is_last else width)
         return self._soft_prompts
 
     def _equip(self) -> None:
@@ -230,8 +230,7 @@ class Worker:
         runner.strip()
         if self._adapters is not None:
             self._adapters.equip(self.model.adapters.sites)
-        replayer = self._make_replayer(self.model, runner.cache, runner.state)
-        runner.equip(replayer)
+        runner.equip(replayer := self._make_replayer(self.model, runner.cache, runner.state))
         if self._drafts is not None:
             self._drafts.equip(self._drafter, runner.cache, replayer, self._make_replayer)
 
