@@ -98,12 +98,14 @@ class Engine:
         return drafts, accepted
 
 
-def params_of(count: int, temperature: float = 0.0, first: int = 0) -> list[SamplingParams]:
+def params_of(
+    count: int, temperature: float = 0.0, first: int = 0, max_tokens: int = 256
+) -> list[SamplingParams]:
     return [
         SamplingParams(
             temperature=0.0 if i < first else temperature,
             seed=i,
-            max_tokens=256,
+            max_tokens=max_tokens,
             ignore_eos=True,
             detokenize=False,
         )
@@ -113,14 +115,14 @@ def params_of(count: int, temperature: float = 0.0, first: int = 0) -> list[Samp
 
 def alone(plain: Engine, other: Engine, name: str, repeats: int) -> dict[str, Any]:
     """One request: what a step with drafts takes, in plain steps."""
-    quotients, steps_ms, equal = [], [], 0
+    quotients, steps_ms, equal, params = [], [], 0, params_of(1, max_tokens=512)
     for number in range(-1, repeats):  # the first is to capture and to learn
         prompts = random_prompts(random.Random(number), [128])
-        for engine in (plain, other):
-            engine.run(prompts, params_of(1))  # suffixes of this output are known then
-        usual_s, expected = plain.run(prompts, params_of(1))
+        if number < 0 or name == "suffix":
+            other.run(prompts, params)  # suffixes of this output are known then
+        usual_s, expected = plain.run(prompts, params)
         before = other.counts()
-        took_s, found = other.run(prompts, params_of(1))
+        took_s, found = other.run(prompts, params)
         drafts, accepted = (now - then for now, then in zip(other.counts(), before, strict=True))
         step_s = usual_s / len(expected[0])
         num_plain = len(found[0]) - accepted - drafts
