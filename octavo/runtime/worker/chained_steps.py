@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ End = Kind | Masked | Chained | None
 """How a captured step may end; None = with hidden states."""
 
 
-@dataclass(slots=True)
 class Links:
     """What a drafter sees of a step behind which it guesses.
 
@@ -48,13 +48,22 @@ class Links:
     lasts:  [R] row of each request that sampled its last token
     """
 
-    batch: ForwardBatch
-    hidden: Tensor
-    lasts: Tensor
-    end: Chained
-    inputs: PackedInputs[Tensor]
-    state: RequestState
-    sampler: Sampler
+    def __init__(
+        self,
+        batch: ForwardBatch,
+        hidden: Tensor,
+        lasts: Tensor,
+        end: Chained,
+        inputs: PackedInputs[Tensor],
+        state: RequestState,
+        sampler: Sampler,
+    ) -> None:
+        self.batch, self.hidden, self.lasts, self.end = batch, hidden, lasts, end
+        self.inputs, self.state, self._sampler = inputs, state, sampler
+        self._rows, self._num_wanted = inputs.rows[lasts], inputs.num_wanted[lasts]
+        self._at, self._targets = inputs.output_positions[lasts] + 1, inputs.targets[lasts] + 1
+        self._places, self._positions = batch.kv_lens[lasts].long() - 1, batch.positions[lasts]
+        self._tables = [group.block_tables[lasts] for group in batch.groups]
 
     @property
     def following(self) -> Tensor:
@@ -71,26 +80,21 @@ class Links:
 
         Requests that want no more attend to one token, and keep nothing.
         """
-        lasts, batch = self.lasts, self.batch
-        is_live = self.inputs.num_wanted[lasts] > number
-        places = torch.where(is_live, batch.kv_lens[lasts].long() - 1 + number, 0)
+        is_live = self._num_wanted > number
+        places = torch.where(is_live, self._places + number, 0)
         groups = [
-            GroupTables(tables := group.block_tables[lasts], _slots(tables, places, size, is_live))
-            for group, size in zip(batch.groups, self.state.block_sizes, strict=True)
+            GroupTables(tables, _slots(tables, places, size, is_live))
+            for tables, size in zip(self._tables, self.state.block_sizes, strict=True)
         ]
-        positions = torch.where(is_live, batch.positions[lasts] + number, 0)
-        return _over(cache, batch, token_ids, positions, places.int() + 1, groups)
+        positions = torch.where(is_live, self._positions + number, 0)
+        return _over(cache, self.batch, token_ids, positions, places.int() + 1, groups)
 
     def choose(self, logits: Tensor, number: int, *, draws: bool) -> Tensor:
         """Choose and keep the guess `number` of each request, [R]. logits: [R, vocab_size]"""
-        lasts, inputs, state = self.lasts, self.inputs, self.state
-        kind = self.end.kind if draws else Kind.GREEDY
-        at = inputs.output_positions[lasts] + 1 + number
-        ids = self.sampler.choose(logits, inputs.rows[lasts], at, kind).token_ids
-        ids = ids.clamp(0, self.sampler.vocab_size - 1)
-        targets = torch.where(
-            inputs.num_wanted[lasts] > number, inputs.targets[lasts] + 1 + number, state.spare_place
-        )
+        kind, state = self.end.kind if draws else Kind.GREEDY, self.state
+        ids = self._sampler.choose(logits, self._rows, self._at + number, kind).token_ids
+        ids = ids.clamp(0, self._sampler.vocab_size - 1)
+        targets = torch.where(self._num_wanted > number, self._targets + number, state.spare_place)
         state.token_ids.view(-1)[targets] = ids
         return ids
 
@@ -130,7 +134,8 @@ class ChainedSteps:
     def __init__(self, state: RequestState, sampler: Sampler | None) -> None:
         self._state, self._sampler = state, sampler
         self._clock = GuessClock(is_remote=state.token_ids.device.type != "cpu")
-        self._links: Links | None = None
+        self._begun: Callable[[], Links] | None = None
+        """Makes what is known of the step that ended last."""
 
     @staticmethod
     def stage(inputs: PackedInputs[Array], rows: ChainedRows) -> None:
@@ -171,8 +176,9 @@ class ChainedSteps:
         chosen = state.token_ids.view(-1)[inputs.targets]
         number = torch.arange(len(ids), device=ids.device) - firsts
         is_right = torch.where(inputs.num_taken >= 0, number <= inputs.num_taken, chosen.roll(1) == ids)
-        num_wrong = ((number > 0) & ~(is_right & max_logits.isfinite())).cumsum(0)
-        is_kept = (number > 0) & (num_wrong == num_wrong[firsts])
+        is_draft, is_right = number > 0, is_right & (max_logits.abs() < torch.inf)
+        num_wrong = (is_draft > is_right).cumsum(0)
+        is_kept = is_draft & (num_wrong == num_wrong[firsts])
         kept = torch.zeros_like(firsts).index_add_(0, firsts, is_kept.long())[heads]
         state.lengths[inputs.rows[heads]] = inputs.kv_lens[heads] + kept + 1
         return heads + kept
@@ -188,13 +194,13 @@ class ChainedSteps:
         """Verify the drafts of a step whose tokens are chosen, and leave what `guess` begins with."""
         assert self._sampler is not None
         lasts = self.verify(inputs, batch.input_ids, max_logits)
-        self._links = Links(batch, hidden, lasts, end, inputs, self._state, self._sampler)
+        self._begun = partial(Links, batch, hidden, lasts, end, inputs, self._state, self._sampler)
 
     def guess(self, guesser: Guesser) -> None:
         """Guess behind the step that ended last."""
-        links, self._links = self._links, None
-        assert links is not None
-        guesser(links)
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        guesser(begun())
 
     def measure(self, guess: Callable[[], None]) -> float:
         """Guess; return the seconds that this takes, 0.0 if unknown."""
