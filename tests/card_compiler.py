@@ -1,18 +1,14 @@
-"""Compiles the Triton kernels for a card that is not here: `python -m tests.card_compiler CARD [quick]`.
+"""Compiles kernels for a card that is not here: `python -m tests.card_compiler CARD [MOST [KERNEL …]]`.
 
-The kernels' own launch code runs, over tensors without values, as it would on that card; what it launches is
-compiled to machine code, and what the compiler says it takes is printed as JSON.
+TRITON_INTERPRET must be 0. The kernels' own launch code runs, over tensors without values, as it would on
+that card. What it launches is compiled to machine code, and a line of JSON says what it takes.
 """
 
 import contextlib
 import io
 import json
-import os
 import re
 import sys
-from collections import Counter
-
-os.environ["TRITON_INTERPRET"] = "0"
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -32,47 +28,48 @@ def target_of(card):
 
 
 class Compiler(offline_triton.Compiler):
-    """Compiles in earnest, each form of a kernel once, `most` forms of each kernel."""
+    """Notes what is to be compiled, each form of a kernel once, and compiles it when asked to."""
 
-    def __init__(self, target, most):
+    def __init__(self, target):
         super().__init__()
-        self.target, self.most, self.compile_really = target, most, triton.compiler.compile
-        self.forms = []
-        self.asked = Counter()
+        self.target, self._compile = target, triton.compiler.compile
+        self.noted = {}
+        """Sources and options by kernel."""
 
     def compile(self, src, target=None, options=None, _env_vars=None):
-        name = src.fn.__name__
-        self.asked[name] += 1
-        if self.asked[name] <= self.most:
-            form = {
-                "kernel": name,
-                "constants": {".".join(map(str, k)): str(v) for k, v in src.constants.items()},
-            }
-            try:
-                form |= self.usage(src, options)
-            except Exception as error:
-                form["error"] = f"{type(error).__name__}: {str(error)[-400:]}"
-            self.forms.append(form)
+        self.noted.setdefault(src.fn.__name__, []).append((src, options))
         return super().compile(src)
 
-    def usage(self, src, options):
-        """What the compiler says: bytes of shared memory, threads, registers and spilled bytes of each."""
+    def usage(self, most):
+        """What each form takes, of at most so many of each kernel, spread over all of them."""
+        for name, forms in sorted(self.noted.items()):
+            step = max(1, -(-len(forms) // most))
+            for src, options in forms[::step]:
+                constants = {src.fn.arg_names[path[0]]: str(value) for path, value in src.constants.items()}
+                form = {"kernel": name, "constants": constants}
+                try:
+                    form |= self._compiled(src, options)
+                except Exception as error:
+                    form["error"] = f"{type(error).__name__}: {str(error)[-400:]}"
+                yield form
+
+    def _compiled(self, src, options):
+        """Bytes of shared memory, threads, and registers and spilled bytes of each, as the compiler says."""
         log = io.StringIO()
         with contextlib.redirect_stdout(log):
-            kernel = self.compile_really(src, target=self.target, options=options)
+            kernel = self._compile(src, target=self.target, options=options)
         meta = kernel.metadata
         used = {"shared": meta.shared, "threads": meta.num_warps * self.target.warp_size}
+        used["stages"] = meta.num_stages
         if self.target.backend == "hip":
             text = kernel.asm["amdgcn"]
             return used | {
-                "registers": _number(r"\.vgpr_count:\s+(\d+)", text)
-                + _number(r"\.agpr_count:\s+(\d+)", text),
+                "registers": _number(r"\.vgpr_count:\s+(\d+)", text),
                 "spilled": 4 * _number(r"\.vgpr_spill_count:\s+(\d+)", text),
             }
-        text = log.getvalue()
         return used | {
-            "registers": _number(r"Used (\d+) registers", text),
-            "spilled": _number(r"(\d+) bytes spill stores", text),
+            "registers": _number(r"Used (\d+) registers", log.getvalue()),
+            "spilled": _number(r"(\d+) bytes spill stores", log.getvalue()),
         }
 
 
@@ -81,16 +78,19 @@ def _number(pattern, text):
     return int(found[1]) if found else 0
 
 
-def main(card, *how):
+def main(card, most="1000000", *kernels):
+    """Print a line for each form; kernels: those to compile, all if none is named."""
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True
-    quick = "quick" in how
-    compiler = Compiler(target_of(card), 1 if quick else 10**6)
+    compiler = Compiler(target_of(card))
     offline_triton.install(setattr, compiler, compiler.target)
     from tests import card_workload  # whose kernels are compiled for that card
 
-    card_workload.run(CARDS[card], quick=quick)
-    print(json.dumps(compiler.forms))
+    card_workload.run(CARDS[card])
+    if kernels:
+        compiler.noted = {name: compiler.noted[name] for name in kernels}
+    for form in compiler.usage(int(most)):
+        print(json.dumps(form), flush=True)
 
 
 if __name__ == "__main__":

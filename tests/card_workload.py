@@ -14,7 +14,6 @@ from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.table import cuda_table
 
 HEADS = (32, 8, 128), (9, 3, 64), (8, 1, 256), (16, 16, 80), (64, 8, 64), (128, 8, 128)
-SOME_HEADS = HEADS[:1]
 LATENT = (16, 64, 512), (128, 64, 512)
 MATRICES = (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (576, 576), (1536, 576), (1024, 2048)
 ROWS = 1, 2, 8, 16, 24, 33, 64, 100, 128, 250, 300, 2048
@@ -22,31 +21,23 @@ TYPES = "Q4_0", "Q4_1", "Q4_K", "Q8_0", "U4_32", "U4_64", "S8_32", "F8_64"
 PACKED = *TYPES, "Q5_0", "Q5_1", "Q5_K", "Q6_K"
 
 
-def run(card, *, quick):
-    """Launch all, or (quick) what a dense model launches most."""
+def run(card):
+    """Launch all."""
     table = cuda_table()
-    dtypes = [torch.bfloat16] if card.has_bfloat16 else [torch.float16]
-    if not quick:
-        dtypes = [torch.float16, *([torch.bfloat16] if card.has_bfloat16 else []), torch.float32]
+    dtypes = [*([torch.bfloat16] if card.has_bfloat16 else []), torch.float16, torch.float32]
     for dtype in dtypes:
-        caches = [dtype, *([torch.float8_e4m3fn] if card.has_fp8 and dtype != torch.float32 else [])]
-        for cache in caches[: 1 if quick else None]:
-            _attention(table, dtype, cache, quick)
-        if quick:
-            _product(table, dtype, 16, 4096, 4096)
-            _product(table, dtype, 1, 4096, 4096)
-            continue
+        for cache in (dtype, *([torch.float8_e4m3fn] if card.has_fp8 and dtype != torch.float32 else [])):
+            _attention(table, dtype, cache)
         _latents(table, dtype)
-        for rows in ROWS:
+        for rows in ROWS if dtype != torch.float32 else ():
             for n, k in MATRICES:
                 _product(table, dtype, rows, n, k)
         _packed(table, dtype)
         _between(table, dtype)
         _experts(table, dtype)
         _choices(table, dtype)
-    if not quick:
-        for narrow in dtypes[:-1]:
-            _bytes(table, narrow)
+    for narrow in dtypes[:-1]:
+        _bytes(table, narrow)
 
 
 def _empty(*shape, dtype):
@@ -57,11 +48,11 @@ def _ints(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def _attention(table, dtype, cache_dtype, quick):
-    for heads, kv_heads, size in SOME_HEADS if quick else HEADS:
+def _attention(table, dtype, cache_dtype):
+    for heads, kv_heads, size in HEADS:
         cache = _empty(64, 2, 64, kv_heads, size, dtype=cache_dtype)
-        kinds = [(0, 0.0)] if quick else [(0, 0.0), (128, 0.0), (0, 30.0)]
-        for requests in (1,) if quick else (1, 12, 40, 100, 300):
+        kinds = (0, 0.0), (128, 0.0), (0, 30.0)
+        for requests in (1, 12, 40, 100, 300):
             q, tables = (
                 _empty(requests, heads, size, dtype=dtype),
                 torch.zeros(requests, 64, dtype=torch.int32),
@@ -69,7 +60,7 @@ def _attention(table, dtype, cache_dtype, quick):
             lens = torch.full((requests,), 3000, dtype=torch.int32)
             bounds = torch.arange(requests + 1, dtype=torch.int32)
             for window, cap in kinds:
-                for shared in (False,) if quick else (False, True):
+                for shared in (False, True):
                     batch = Ragged(cu_q_lens=bounds, kv_lens=lens, num_singles=requests, common_start=shared)
                     table.attention.paged_attention(q, cache, tables, batch, Scores(0.1, window, cap))
         for window, cap in kinds:
@@ -80,8 +71,6 @@ def _attention(table, dtype, cache_dtype, quick):
             table.attention.paged_attention(
                 q, cache, torch.zeros(1, 64, dtype=torch.int32), batch, Scores(0.1, window, cap)
             )
-        if quick:
-            continue
         new = [_empty(9, n, size, dtype=dtype) for n in (heads, kv_heads, kv_heads)]
         turn = Rotation(*(_empty(9, size // 2, dtype=torch.float32) for _ in range(2)))
         norms = HeadNorms(*(_empty(size, dtype=dtype) for _ in range(2)), 1e-6)
@@ -106,8 +95,6 @@ def _latents(table, dtype):
 
 def _product(table, dtype, rows, n, k):
     """What of products is Triton's: torch's would be computed here."""
-    if dtype == torch.float32:
-        return
     x, weight = _empty(rows, k, dtype=dtype), _empty(n, k, dtype=dtype)
     if rows <= 64:
         table.linear.matmul(x, weight)

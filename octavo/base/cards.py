@@ -17,6 +17,8 @@ class Card(NamedTuple):
     shared_bytes: int
     """Of shared memory (LDS) that one program may take."""
     warp_size: int = 32
+    has_matrix_units: bool = True
+    """Triton's products use tensor cores."""
     has_bfloat16: bool = True
     has_fp8: bool = False
     """E4M3 in conversions and products."""
@@ -32,7 +34,7 @@ _KIB = 1 << 10
 CARDS = {
     card.name: card
     for card in (
-        Card("sm_75", 64 * _KIB, has_bfloat16=False, has_int8=False),
+        Card("sm_75", 64 * _KIB, has_matrix_units=False, has_bfloat16=False, has_int8=False),
         Card("sm_80", 163 * _KIB),
         Card("sm_86", 99 * _KIB),
         Card("sm_87", 163 * _KIB),

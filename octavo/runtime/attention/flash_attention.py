@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.base.errors import Unsupported
 from octavo.messages.kv import HeadsKV, KVCacheSpec
 from octavo.runtime.attention.library import LibraryBackend
 from octavo.runtime.attention.paged import PagedBackend
@@ -54,7 +55,7 @@ class FlashAttentionBackend(LibraryBackend):
 
     def attend_by_library(
         self, q: Tensor, cache: Tensor, tables: Tensor, batch: Ragged, scores: Scores
-    ) -> Tensor | None:
+    ) -> Tensor:
         keys, values = cache.unbind(1)
         window = (scores.sliding_window - 1, 0) if scores.sliding_window else (-1, -1)
         how = {
@@ -77,7 +78,10 @@ class FlashAttentionBackend(LibraryBackend):
             )
             return made
         if cache.shape[2] % _BLOCK_OF_VERSION_2:
-            return None
+            raise Unsupported(
+                f"flash_attn: version 2 takes blocks of {_BLOCK_OF_VERSION_2} slots, or several times as "
+                f"many, not of {cache.shape[2]}: use block_size={_BLOCK_OF_VERSION_2}."
+            )
         ends = functional.pad(batch.kv_lens.cumsum(0, dtype=torch.int32), (1, 0))
         most = tables.shape[1] * cache.shape[2]
         given = q.contiguous(), keys, values, batch.cu_q_lens, ends, longest_q, most

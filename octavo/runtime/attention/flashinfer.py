@@ -50,13 +50,20 @@ class FlashInferBackend(LibraryBackend):
             return f"it takes heads of {', '.join(map(str, _HEADS))}; not of {spec.head_dim}"
         return None
 
+    @staticmethod
+    def why_not_tried() -> str:
+        """Name what would be compiled, for minutes, at a start that nobody expects it of."""
+        if importlib.util.find_spec("flashinfer_jit_cache") is None:
+            return "its kernels would have to be compiled: install flashinfer-jit-cache, or name it"
+        return ""
+
     def plan(self, batch: ForwardBatch) -> None:
         super().plan(batch)
         self._of_step.clear()
 
     def attend_by_library(
         self, q: Tensor, cache: Tensor, tables: Tensor, batch: Ragged, scores: Scores
-    ) -> Tensor | None:
+    ) -> Tensor:
         key = id(tables), *scores[:3], q.shape[1]
         if key not in self._of_step:
             self._of_step[key] = self._planned(q, cache, tables, batch, scores)

@@ -55,11 +55,16 @@ class LibraryBackend(PagedBackend):
             return "it takes a KV cache of 16 bits"
         return None
 
+    @staticmethod
+    def why_not_tried() -> str:
+        """Return why a measurement would take too long; nothing if it would not."""
+        return ""
+
     @abstractmethod
     def attend_by_library(
         self, q: Tensor, cache: Tensor, tables: Tensor, batch: Ragged, scores: Scores
-    ) -> Tensor | None:
-        """Attend as PagedAttention does, to earlier tokens; None for what the library has no kernel for.
+    ) -> Tensor:
+        """Attend as PagedAttention does, to earlier tokens. Raises Unsupported for blocks of a wrong size.
 
         May be captured if every request has one new token.
         """
@@ -70,10 +75,9 @@ class LibraryBackend(PagedBackend):
     def attend(
         self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
-        made = None
         if self._is_for(q, cache, batch, scores):
-            made = self.attend_by_library(q, cache, tables.block_tables, batch, scores)
-        return self._other.attend(q, cache, tables, batch, scores) if made is None else made
+            return self.attend_by_library(q, cache, tables.block_tables, batch, scores)
+        return self._other.attend(q, cache, tables, batch, scores)
 
     def _is_for(self, q: Tensor, cache: Tensor, batch: Ragged, scores: Scores) -> bool:
         is_decode = len(q) == len(batch.kv_lens)
@@ -94,7 +98,7 @@ class LibraryBackend(PagedBackend):
         return f"{', '.join(told)} times as fast as {type(self._other).__name__}"
 
     def _gain(self, spec: HeadsKV, num_heads: int, requests: int, new: int, tokens: int) -> float:
-        """Return how many times faster the library is; 0 where it has no kernel."""
+        """Return how many times faster the library is. Raises Unsupported."""
         device = self.platform.device
         blocks = requests * tokens // _BLOCK
         cache = CacheLayout(spec, _BLOCK).zeros(blocks, device)
@@ -113,8 +117,6 @@ class LibraryBackend(PagedBackend):
             group_of_layer=[0],
         )
         scores = Scores(spec.head_dim**-0.5, spec.sliding_window)
-        if self.attend_by_library(q, cache, tables, batch, scores) is None:
-            return 0.0
         own = _milliseconds(lambda: self._other.attend(q, cache, batch.groups[0], batch, scores))
         self._other.plan(batch)
         return own / _milliseconds(lambda: self.attend_by_library(q, cache, tables, batch, scores))

@@ -70,13 +70,17 @@ def _if_faster(
 ) -> PagedBackend:
     """Return the library's back end over `own`, if it takes some kind of step from it; say why or why not."""
     kind = BACKENDS.load(name)
-    if reason := _refusal(kind, specs, own.platform):
+    assert issubclass(kind, LibraryBackend)
+    if reason := _refusal(kind, specs, own.platform) or kind.why_not_tried():
         reasons.append(f"{name}: {reason}")
         return own
-    assert issubclass(kind, LibraryBackend) and isinstance(specs[0], HeadsKV)
+    assert isinstance(specs[0], HeadsKV)
     try:
         made = kind(own.platform, own.input_precision, own)
         told = made.measure(specs[0], num_heads)
+    except Unsupported as error:
+        reasons.append(str(error))
+        return own
     except Exception as error:
         logger.warning("The attention back end %s fails: %s", name, error)
         reasons.append(f"{name}: it fails")

@@ -198,10 +198,10 @@ def test_what_the_library_computes_is_attention(name, scores, installed, monkeyp
 
 
 def test_what_a_library_does_not_do_stays_with_the_other(installed, monkeypatch):
-    backend = backend_of("flash_attn 2", monkeypatch)
-    q, cache, batch = step(PROMPTS)  # blocks of 64
+    backend = backend_of("flash_attn 3", monkeypatch)
+    q, cache, batch = step(PROMPTS)
     calls = FlashAttention.calls
-    for scores in (WAYS[0], Scores(0.125, is_causal=False), Scores(0.125, sinks=torch.zeros(8))):
+    for scores in (Scores(0.125, is_causal=False), Scores(0.125, sinks=torch.zeros(8))):
         made = backend.attend(q, cache, batch.groups[0], batch, scores)
         assert torch.equal(made, PagedBackend(Here()).attend(q, cache, batch.groups[0], batch, scores))
     batch.longest_q = 0  # a captured step, repeated for other requests
@@ -226,7 +226,6 @@ def test_a_library_is_used_for_what_it_is_faster_at(library_ms, kinds, installed
         return library_ms[kind] if FlashAttention.calls > calls else 2
 
     monkeypatch.setattr(library, "_milliseconds", milliseconds)
-    monkeypatch.delitem(sys.modules, "flashinfer")
     monkeypatch.setattr(FlashInferBackend, "supports", staticmethod(lambda spec, platform: "not here"))
     with caplog.at_level("DEBUG"):
         chosen = choose_backend([SPEC], Here(), num_heads=8)
@@ -246,6 +245,24 @@ def test_a_library_that_fails_is_left_alone(installed, monkeypatch, caplog):
     monkeypatch.setattr(FlashInferBackend, "measure", fail)
     assert type(choose_backend([SPEC], Here(), num_heads=8)) is PagedBackend
     assert "The attention back end flash_attn fails: no kernel image" in caplog.text
+
+
+def test_blocks_of_a_wrong_size_are_refused(installed, monkeypatch):
+    """Named: an error; else another one is used, and the log says why."""
+    backend = backend_of("flash_attn 2", monkeypatch)
+    q, cache, batch = step(PROMPTS)
+    with pytest.raises(
+        Unsupported, match="version 2 takes blocks of 256 slots, or several times as many, not"
+    ):
+        backend.attend(q, cache, batch.groups[0], batch, WAYS[0])
+    assert type(choose_backend([SPEC], Here(), num_heads=8)) is PagedBackend
+
+
+def test_nothing_is_compiled_at_a_start_unasked(installed, caplog, monkeypatch):
+    monkeypatch.setattr(FlashAttentionBackend, "supports", staticmethod(lambda spec, platform: "not here"))
+    with caplog.at_level("DEBUG"):
+        assert type(choose_backend([SPEC], Here(), num_heads=8)) is PagedBackend
+    assert "flashinfer: its kernels would have to be compiled" in caplog.text
 
 
 def test_reasons(monkeypatch):

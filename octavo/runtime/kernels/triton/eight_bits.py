@@ -30,12 +30,14 @@ from octavo.runtime.kernels.triton.launch import (
     Counters,
     card,
     cdiv,
+    fits,
     has_copy_engine,
     is_last,
     overlapped,
     power_of_2,
     release,
     splits_of_inputs,
+    stages,
     wait,
 )
 
@@ -333,24 +335,25 @@ def tiles(num_rows: int, n: int, k: int, in_groups: bool) -> dict[str, Any]:
     tile_m, tile_n = min(128, max(16, power_of_2(num_rows))), 64
     num_tiles = cdiv(n, tile_n) * cdiv(num_rows, tile_m)
     is_long = not in_groups and tile_m <= 64 and k % 256 == 0
+    tile_k = 256 if is_long else GROUP
     return {
         "TILE_M": tile_m,
         "TILE_N": tile_n,
-        "TILE_K": 256 if is_long else GROUP,
+        "TILE_K": tile_k,
         "SPLIT": splits_of_inputs(cdiv(num_tiles, 2) if in_groups else num_tiles, k),
         "num_warps": 4,
-        "num_stages": 4,
+        "num_stages": stages(4, (tile_m + tile_n) * tile_k),
     }
 
 
 @functools.cache
 def copied_tiles(num_rows: int, n: int, in_groups: bool) -> dict[str, Any]:
     """Choose the tile of many rows, as measured on an H100."""
-    wide = not in_groups and cdiv(num_rows, 128) * cdiv(n, 256) >= WAVE
+    wide = not in_groups and cdiv(num_rows, 128) * cdiv(n, 256) >= WAVE and fits(4, 3 * 128 * GROUP)
     return {
         "TILE_M": 128,
         "TILE_N": 256 if wide else 128,
         "TILE_K": GROUP,
         "num_warps": 8,
-        "num_stages": 4,
+        "num_stages": stages(4, 2 * 128 * GROUP),
     }

@@ -211,7 +211,7 @@ def _sum_up(
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    tiles = sort_pairs(routing.ids, count)
+    tiles = sort_pairs(routing.ids, count, is_packed=bool(up.how["TYPE"]))
     between = x.new_empty((len(x) * top_k, inner))
     made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
     pairs = routing.weights, routing.ids, tiles.pairs, tiles.experts

@@ -16,16 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, fits, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import locate, look_up
 from octavo.runtime.kernels.triton.split_keys import own_split, part_size
-from octavo.runtime.kernels.triton.tiles import Call, Shapes
+from octavo.runtime.kernels.triton.tiles import Call, Shapes, is_slow
 
 _PROGRAMS = 2 * 132
 """Of decoding, which occupy the device: two on a multiprocessor."""
 _MAX_SPLITS = 128
 _MIN_KEYS = 128
 """Of a part: fewer cost more to join than they bring."""
+_KEYS = 32
+"""Of a tile."""
 _JOINED_AT_ONCE, _JOINED_WIDTH = 64, 128
 """Parts and components, of which a joining program loads so many together: it waits for memory seldom."""
 
@@ -264,16 +266,39 @@ def _num_splits(num_pairs: int, longest: int) -> int:
 @functools.cache
 def decode_tiles(shapes: Shapes) -> dict[str, Any]:
     """Return tiles, warps and stages of decoding."""
-    tile_m = min(64, max(16, power_of_2(shapes.num_heads)))
-    if shapes.constants()["DOT"] == tl.float32:
-        return {"TILE_M": 16, "TILE_K": 16, "num_warps": 4, "num_stages": 2}
-    return {"TILE_M": tile_m, "TILE_K": 32, "num_warps": 8 if tile_m == 64 else 4, "num_stages": 3}
+    most = min(64, max(16, power_of_2(shapes.num_heads)))
+    if is_slow(shapes.constants()):
+        return _smallest(shapes)
+    tile_m, num_stages = _fitting(shapes, most)
+    return {
+        "TILE_M": tile_m,
+        "TILE_K": _KEYS,
+        "num_warps": 8 if tile_m == 64 else 4,
+        "num_stages": num_stages,
+    }
+
+
+def _smallest(shapes: Shapes) -> dict[str, Any]:
+    """Return tiles without tensor cores: in float32, whatever the cache holds."""
+    size = 4 * shapes.cache[4]
+    tile_m = 16 if fits(2, 16 * size, 16 * size) else 8
+    return {"TILE_M": tile_m, "TILE_K": 16, "num_warps": 4, "num_stages": 2}
+
+
+def _fitting(shapes: Shapes, most: int) -> tuple[int, int]:
+    """Return rows, `most` or fewer, and stages that fit the device's shared memory."""
+    size = 2 * shapes.cache[4]
+    able = ((m, n) for m in (64, 32, 16) for n in (3, 2) if m <= most and fits(n, _KEYS * size, m * size))
+    return next(able, (16, 1))
 
 
 @functools.cache
 def prefill_tiles(shapes: Shapes) -> dict[str, Any]:
     """Return the same of prompts: 64 rows, whose sums are half of all registers there are."""
     heads = power_of_2(shapes.num_heads)
-    if shapes.constants()["DOT"] == tl.float32:
-        return {"TILE_M": 16, "HEADS": min(16, heads), "TILE_K": 16, "num_warps": 4, "num_stages": 2}
-    return {"TILE_M": 64, "HEADS": min(64, heads), "TILE_K": 32, "num_warps": 8, "num_stages": 3}
+    if is_slow(shapes.constants()):
+        smallest = _smallest(shapes)
+        return smallest | {"HEADS": min(smallest["TILE_M"], heads)}
+    tile_m, num_stages = _fitting(shapes, 64)
+    how = {"TILE_K": _KEYS, "num_warps": max(4, tile_m // 8), "num_stages": num_stages}
+    return how | {"TILE_M": tile_m, "HEADS": min(tile_m, heads)}

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import PlainPrompts
-from octavo.runtime.kernels.triton.launch import overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import fits, has_matrix_units, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import locate
 
 _LOG2_E = 1.4426950408889634
@@ -85,7 +85,7 @@ def latent_prompts(prompts: PlainPrompts, out: Tensor) -> None:
     plain = q.shape[2] - rope
     value = made.shape[2] - plain
     assert made.is_contiguous() and out.is_contiguous() and k_rope.stride(1) == 1
-    tiles = _tiles(q.dtype)
+    tiles = _tiles(q.dtype, 2 * (plain + rope), 2 * (plain + rope + value))
     num_requests = len(cu_q_lens) - 1
     tensors = q, q_rope, made, k_rope, cu_q_lens, out
     strides = q.stride(0), q_rope.stride(0), k_rope.stride(0)
@@ -98,8 +98,13 @@ def latent_prompts(prompts: PlainPrompts, out: Tensor) -> None:
     )
 
 
-def _tiles(dtype: torch.dtype) -> dict[str, Any]:
+def _tiles(dtype: torch.dtype, query_bytes: int, key_bytes: int) -> dict[str, Any]:
+    """Return tiles for queries, and keys with values, of so many bytes."""
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(dtype)
     if dot is None or triton.knobs.runtime.interpret:
         return {"TILE_M": 32, "TILE_K": 32, "DOT": tl.float32, "num_warps": 4, "num_stages": 2}
+    if not has_matrix_units():
+        return {"TILE_M": 16, "TILE_K": 32, "DOT": dot, "num_warps": 4, "num_stages": 2}
+    if not fits(3, 64 * key_bytes, 128 * query_bytes):
+        return {"TILE_M": 64, "TILE_K": 32, "DOT": dot, "num_warps": 4, "num_stages": 2}
     return {"TILE_M": 128, "TILE_K": 64, "DOT": dot, "num_warps": 8, "num_stages": 3}

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
-from octavo.base.cards import Card, amd_card, nvidia_card
+from octavo.base.cards import CARDS, Card, amd_card, nvidia_card
 
 NUM_PROGRAMS = 4 * 132
 """One wave of small programs on the GPUs the kernels were tuned on."""
@@ -75,10 +75,30 @@ def has_gluon() -> bool:
     return known is not None and known.has_warp_groups and triton.__version__.startswith(GLUON_VERSIONS)
 
 
-def stages(wanted: int, stage_bytes: int, other_bytes: int = 0) -> int:
-    """Return how many stages of a loop's tiles fit the card's shared memory beside others, 1 at least."""
+def has_matrix_units() -> bool:
+    """Return True if products of tiles are made by tensor cores; Triton's interpreter takes any tiles."""
     known = card()
-    return wanted if known is None else max(1, min(wanted, (known.shared_bytes - other_bytes) // stage_bytes))
+    return known is None or known.has_matrix_units
+
+
+def fits(num_stages: int, stage_bytes: int, other_bytes: int = 0) -> bool:
+    """Return True if tiles of a loop in so many stages fit the card's shared memory, beside other tiles.
+
+    Where tensor cores read registers, Triton keeps one stage less; where they read shared memory, it keeps
+    all, and on Blackwell other operands, too, of two stages at most in what was compiled.
+    """
+    known = card()
+    if known is None:
+        return True
+    kept = max(1, num_stages - 1)
+    if known.shared_bytes >= CARDS["sm_90"].shared_bytes:
+        kept = num_stages if known.has_warp_groups else num_stages + 2
+    return kept * stage_bytes + other_bytes <= known.shared_bytes
+
+
+def stages(wanted: int, stage_bytes: int, other_bytes: int = 0) -> int:
+    """Return how many stages of a loop's tiles fit, 1 at least."""
+    return next((n for n in range(wanted, 1, -1) if fits(n, stage_bytes, other_bytes)), 1)
 
 
 @triton.jit

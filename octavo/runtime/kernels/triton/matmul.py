@@ -25,11 +25,13 @@ from octavo.runtime.kernels.triton.launch import (
     Counters,
     cdiv,
     has_gluon,
+    has_matrix_units,
     is_last,
     overlapped,
     power_of_2,
     release,
     splits_of_inputs,
+    stages,
     wait,
 )
 
@@ -145,6 +147,8 @@ class Matmul:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
             return _gemv(x, weight, bias)
+        if not has_matrix_units():
+            return functional.linear(x, weight, bias)
         return self._gemm(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -152,7 +156,8 @@ class Matmul:
         num_rows, k = x.shape
         if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
             return _gemv(x, weight, bias, gated=True)
-        if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
+        is_few = 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32)
+        if is_few and x.dtype in _NARROW and has_matrix_units():
             return self._gemm(x, weight, bias, gated=True)
         is_large = weight.numel() >= _GATED_SIZE and bias is None
         if num_rows in _PERSISTENT_ROWS and is_large and x.dtype in _NARROW and has_gluon():
@@ -168,7 +173,7 @@ class Matmul:
         Parts that need not meet are done sooner: of few rows by a fifth, of more by 5 to 20 %.
         """
         (n, k), num_rows = weight.shape, x.shape[0]
-        if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW:
+        if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW and has_matrix_units():
             product = self._gemm(x, weight, None, joined=False)
             return PartialSums(product) if product.dim() > x.dim() else product
         num_splits = _num_splits(num_rows, n, k) if x.dtype in _NARROW else 1
@@ -238,5 +243,7 @@ def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
         "TILE_K": tile_k,
         "SPLIT": num_splits,
         "num_warps": 4,
-        "num_stages": min(num_stages, max(2, k // (num_splits * tile_k))),
+        "num_stages": stages(
+            min(num_stages, max(2, k // (num_splits * tile_k))), 2 * (tile_m + tile_n) * tile_k
+        ),
     }

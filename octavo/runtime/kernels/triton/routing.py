@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.experts import Router, Routing
-from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
+from octavo.runtime.kernels.triton.launch import cdiv, has_matrix_units, power_of_2, stages
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
 _FEW_PAIRS = 64  # of tokens and experts, that are not sorted
@@ -143,20 +143,25 @@ class Tiles(NamedTuple):
     sizes: dict[str, Any]
 
 
-def tile_sizes(num_pairs: int, count: int) -> dict[str, Any]:
-    """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot."""
+def tile_sizes(num_pairs: int, count: int, *, is_packed: bool) -> dict[str, Any]:
+    """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot.
+
+    is_packed: weights are unpacked in registers, which are too few for that beside large tiles
+    """
     if num_pairs <= _FEW_PAIRS:
         return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
-    tile = max(16, min(128, power_of_2(num_pairs // count)))
+    most = (32 if is_packed else 128) if has_matrix_units() else 16
+    tile = max(16, min(most, power_of_2(num_pairs // count)))
     is_small = tile < 64
     tile_n, warps = (64, 4) if is_small else (128, 8)
-    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": 64, "num_warps": warps, "num_stages": 3}
+    num_stages = stages(3, 2 * 64 * (tile + 2 * tile_n))
+    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": 64, "num_warps": warps, "num_stages": num_stages}
 
 
-def sort_pairs(ids: Tensor, count: int) -> Tiles:
+def sort_pairs(ids: Tensor, count: int, *, is_packed: bool = False) -> Tiles:
     """Sort pairs into tiles; few of them are a tile each."""
     num_pairs = ids.numel()
-    sizes = tile_sizes(num_pairs, count)
+    sizes = tile_sizes(num_pairs, count, is_packed=is_packed)
     tile = sizes["TILE_M"]
     if num_pairs <= _FEW_PAIRS:
         return Tiles(ids, ids, num_pairs, sizes)

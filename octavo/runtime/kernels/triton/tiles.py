@@ -11,10 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, cdiv, has_copy_engine, power_of_2
+from octavo.runtime.kernels.triton.launch import (
+    NUM_PROGRAMS,
+    cdiv,
+    fits,
+    has_copy_engine,
+    has_matrix_units,
+    power_of_2,
+)
 
-_SMALL, _MIDDLE, _LARGE = 32, 64, 128  # keys of a tile in decoding
-_MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
+_LEAST, _SMALL, _MIDDLE, _LARGE = 16, 32, 64, 128  # keys of a tile in decoding
+_MIN_KEYS = {_LEAST: 32, _SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
 _MAX_SPLITS = 32
 _FEW_PAIRS = 64  # of requests and key heads
 _ONE_WAVE = 128  # the most pairs of which each gets its share of one wave of programs
@@ -61,6 +68,11 @@ class Shapes(NamedTuple):
         }
 
 
+def is_slow(constants: dict[str, Any]) -> bool:
+    """Return True if no tensor core makes the products: large tiles would leave the registers."""
+    return constants["DOT"] == tl.float32 or not has_matrix_units()
+
+
 class Call(NamedTuple):
     """What a kernel of attention is launched with, for some requests of a batch.
 
@@ -99,8 +111,9 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
     is_swapped = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
     if is_swapped:
         tile = _SWAPPED
-    elif constants["DOT"] == tl.float32:
-        tile = _SMALL, 4, 2
+    elif is_slow(constants):
+        size = 4 * constants["D_PAD"]
+        tile = (_SMALL if fits(2, 2 * _SMALL * size, 16 * size) else _LEAST), 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
         tile = _MIDDLE, 4, 2
     elif cache_type.itemsize == 1 and num_pairs > _FEW_PAIRS:
@@ -129,26 +142,29 @@ def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
     """Return what the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
     constants, block_size = shapes.constants(), shapes.cache[2]
     tile_m = max(16, power_of_2(constants["GROUP"]))
-    pack = tile_m // constants["GROUP"]
+    pack, largest = tile_m // constants["GROUP"], block_size & -block_size
     is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
     return constants | {
         "TILE_M": tile_m,
-        "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, block_size & -block_size),
+        "TILE_K": min(_SMALL if constants["D"] > 128 or is_slow(constants) else _MIDDLE, largest),
         "PACK": pack,
-        "num_warps": 2,
-        "num_stages": 3 if is_alone and constants["DOT"] != tl.float32 else 2,
+        "num_warps": 4 if is_slow(constants) else 2,
+        "num_stages": 3 if is_alone and not is_slow(constants) else 2,
     }
 
 
 @functools.cache
 def prefill_tiles(shapes: Shapes) -> dict[str, Any]:
-    """Return what the prefill kernel is compiled for, as measured on an H200."""
+    """Return what the prefill kernel is compiled for, as measured on an H200; less where memory is short."""
     constants = shapes.constants()
-    heads = max(16, power_of_2(constants["GROUP"]))
-    if constants["DOT"] == tl.float32:
-        tiles = (max(32, heads), 32, 4, 2)
-    elif constants["D"] > 128:
-        tiles = (max(128, heads), 64, 8, 2)
+    heads, size = max(16, power_of_2(constants["GROUP"])), 2 * constants["D_PAD"]
+    if is_slow(constants):
+        tiles = (16, 16, 4, 2) if constants["D"] > 128 else (32, 32, 4, 2)
     else:
-        tiles = (max(64, heads), 64, 4, 3)
+        wanted = (
+            ((128, 64, 8, 2), (64, 32, 4, 2)) if constants["D"] > 128 else ((64, 64, 4, 3), (64, 64, 4, 2))
+        )
+        able = (tile for tile in wanted if fits(tile[3], 2 * tile[1] * size, tile[0] * size))
+        tiles = next(able, (32, 32, 4, 2))
+    tiles = (max(tiles[0], heads), *tiles[1:])
     return constants | dict(zip(("TILE_M", "TILE_K", "num_warps", "num_stages"), tiles, strict=True))
