@@ -73,8 +73,6 @@ def _number(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 def _llava(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
     """The layers behind the one that is taken are left out; few vocabularies have a token for images."""
-    if file.metadata.get("clip.vision.image_grid_pinpoints"):
-        raise Unsupported(f"{file.path}: LLaVA-NeXT is read from safetensors only.")
     whole["vision_config"]["model_type"] = "clip_vision_model"
     whole |= {"architectures": ["LlavaForConditionalGeneration"], "vision_feature_layer": -1}
     whole["image_token_id"] = ids.get("<image>", len(ids))
@@ -83,6 +81,12 @@ def _llava(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
     side = whole["vision_config"]["image_size"]
     crop = {"height": side, "width": side}
     whole["preprocessor_config"] |= {"size": {"shortest_edge": side}, "crop_size": crop}
+    if grids := file.metadata.get("clip.vision.image_grid_pinpoints"):
+        if not isinstance(grids, list) or len(grids) % 2 or not all(isinstance(i, int) for i in grids):
+            raise BadCheckpoint(f"{file.path}: clip.vision.image_grid_pinpoints is no list of pairs")
+        pairs = [list(pair) for pair in zip(grids[::2], grids[1::2], strict=True)]
+        whole |= {"architectures": ["LlavaNextForConditionalGeneration"], "image_grid_pinpoints": pairs}
+        whole["preprocessor_config"]["image_grid_pinpoints"] = pairs
 
 
 def _idefics(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
@@ -112,8 +116,21 @@ def _gemma(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
     whole["preprocessor_config"]["size"] = {"height": side, "width": side}
 
 
+def _internvl(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
+    """The tower's activation is another than that of SigLIP's."""
+    if not ids.keys() >= {"<IMG_CONTEXT>", "<img>", "</img>"}:
+        raise BadCheckpoint(f"{file.path}: the text model lacks the tokens <IMG_CONTEXT>, <img>, </img>")
+    whole |= {"architectures": ["InternVLForConditionalGeneration"], "image_token_id": ids["<IMG_CONTEXT>"]}
+    whole["downsample_ratio"] = 1 / _number(file, "clip.vision.projector.scale_factor", 2)
+    has_bias = "v.blk.0.attn_q.bias" in file.tensors
+    whole["vision_config"] |= {"hidden_act": "gelu", "attention_bias": has_bias}
+    side = whole["vision_config"]["image_size"]
+    whole["preprocessor_config"]["size"] = {"height": side, "width": side}
+
+
 _KINDS: dict[Any, Callable[[Config, dict[str, int], GGUFFile], None]] = {
     "mlp": _llava,
     "idefics3": _idefics,
     "gemma3": _gemma,
+    "internvl": _internvl,
 }

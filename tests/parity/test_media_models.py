@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import RequestError
 from octavo.frontend.media.registry import AUDIO_PROCESSORS, PROCESSORS
 from octavo.lora.request import LoRARequest
 from octavo.runtime.models.media import MEDIA_ENCODERS
@@ -351,6 +352,20 @@ def test_adapters_beside_images(tmp_path):
     plain = differences(architecture, requests, outputs)
     assert max(with_adapter[0], plain[1], with_adapter[2]) <= TOLERANCE
     assert min(plain[0], with_adapter[1], plain[2]) > 10 * TOLERANCE
+
+
+def test_adapters_of_encoders_are_refused(tmp_path):
+    """What PEFT makes of a model for images whose tower has layers of the same names."""
+    architecture = "LlavaForConditionalGeneration"
+    handmade_adapters.write(oracle_of(architecture)[0], tmp_path / "adapter", 4, 0)
+    requests = make_requests(architecture, (1,))
+    one = LoRARequest("a", 1, str(tmp_path / "adapter"))
+    llm = make_llm(architecture, enable_lora=True)
+    with pytest.raises(RequestError, match="encoders of images and sounds take none"):
+        llm.generate(requests, PARAMS, lora_request=one, use_tqdm=False)
+    assert (
+        max(differences(architecture, requests, llm.generate(requests, PARAMS, use_tqdm=False))) < TOLERANCE
+    )
 
 
 def test_videos_of_frames_at_half_their_size():

@@ -17,10 +17,12 @@ from octavo.config.checkpoint import read_checkpoint
 from tests.gguf_models import write_gguf
 from tests.gguf_writer import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, gguf_bytes
 from tests.parity.test_media_models import PARAMS, TOLERANCE, differences, make_requests
-from tests.tiny_media import TINY_MEDIA, VOCAB, make_oracle
+from tests.tiny_media import TEXT, TINY_MEDIA, VOCAB, make_oracle
 
-LLAVA, IDEFICS, GEMMA = (f"{name}ForConditionalGeneration" for name in ("Llava", "Idefics3", "Gemma3"))
-KINDS = {LLAVA: "mlp", IDEFICS: "idefics3", GEMMA: "gemma3"}
+LLAVA, IDEFICS, GEMMA, NEXT, INTERN = (
+    f"{name}ForConditionalGeneration" for name in ("Llava", "Idefics3", "Gemma3", "LlavaNext", "InternVL")
+)
+KINDS = {LLAVA: "mlp", IDEFICS: "idefics3", GEMMA: "gemma3", NEXT: "mlp", INTERN: "internvl"}
 MARKS = {
     120: "<image>",
     121: "<fake_token_around_image>",
@@ -28,11 +30,14 @@ MARKS = {
     117: "<start_of_image>",
     118: "<end_of_image>",
 }
+INTERN_MARKS = {120: "<IMG_CONTEXT>", 126: "<img>", 127: "</img>"}
 
 
 @cache
 def oracle_of(architecture):
     """A model whose layers are what a GGUF file can say: every sixth of Gemma 3 is global."""
+    if architecture == NEXT:  # the file's text model is called a Llama, as Mistral's are
+        return make_oracle(NEXT, text_config={"model_type": "llama", **TEXT})
     if architecture != GEMMA:
         return make_oracle(architecture)
     text = TINY_MEDIA[GEMMA].config["text_config"] | {"layer_types": ["sliding_attention"] * 3}
@@ -68,19 +73,27 @@ def tensors_of(oracle, architecture):
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision.num_hidden_layers)
     last = f".layers.{vision.num_hidden_layers - 1}."
     for name, parameter in oracle.model.named_parameters():
-        is_needless = architecture == LLAVA and (last in name or "post_layernorm" in name)
+        is_needless = architecture in (LLAVA, NEXT) and (last in name or "post_layernorm" in name)
         if is_needless or name.startswith(("language_model.", "text_model.")):
             continue
         is_norm = name.endswith("soft_emb_norm.weight")
-        yield gguf_name(names, name), parameter.detach() + 1 if is_norm else parameter.detach().clone()
+        values = parameter.detach() + 1 if is_norm else parameter.detach().clone()
+        yield gguf_name(names, name, architecture == INTERN), values
 
 
-def gguf_name(names, name):
+def gguf_name(names, name, is_intern):
     for theirs, ours in (("linear_1", "0"), ("linear_2", "2")):
-        if name.startswith(f"multi_modal_projector.{theirs}."):
+        if not is_intern and name.startswith(f"multi_modal_projector.{theirs}."):
             return name.replace(f"multi_modal_projector.{theirs}", f"mm.{ours}")
-    if name.endswith("class_embedding"):
+    if name == "image_newline":
+        return "model.image_newline"
+    if name.endswith(("class_embedding", "cls_token")):
         return "v.class_embd"
+    if is_intern and name.startswith("vision_tower."):
+        return intern_name(name.removeprefix("vision_tower."))
+    for theirs, ours in (("layer_norm", "0"), ("linear_1", "1"), ("linear_2", "3")):
+        if is_intern and name.startswith(f"multi_modal_projector.{theirs}."):
+            return name.replace(f"multi_modal_projector.{theirs}", f"mm.model.mlp.{ours}")
     inner = re.sub(r"^(vision_tower\.vision_model|vision_tower|vision_model)\.", "", name)
     if inner != name:
         name = f"vision_tower.vision_model.{inner}"
@@ -90,6 +103,31 @@ def gguf_name(names, name):
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found, name
     return found
+
+
+INTERN_BLOCKS = {
+    "layernorm_before": "ln1",
+    "layernorm_after": "ln2",
+    "attention.q_proj": "attn_q",
+    "attention.k_proj": "attn_k",
+    "attention.v_proj": "attn_v",
+    "attention.projection_layer": "attn_out",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+
+
+def intern_name(name):
+    """As llama.cpp's converter names what transformers calls otherwise."""
+    if name.startswith("embeddings.position"):
+        return "v.position_embd.weight"
+    if name.startswith("embeddings.patch"):
+        return f"v.patch_embd.{name.rpartition('.')[2]}"
+    _, _, number, rest = name.split(".", 3)
+    if rest.startswith("lambda_"):
+        return f"v.blk.{number}.ls{rest[-1]}.weight"
+    stem, _, end = rest.rpartition(".")
+    return f"v.blk.{number}.{INTERN_BLOCKS[stem]}.{end}"
 
 
 def write_mmproj(architecture, oracle, path, *, kind="", swapped=False):
@@ -104,30 +142,38 @@ def write_mmproj(architecture, oracle, path, *, kind="", swapped=False):
         rows.append(Tensor(name, raw.shape[::-1], int(half), len(data)))
         data += raw.tobytes() + bytes(-raw.nbytes % 32)
     numbers = {
-        "image_size": vision.image_size,
-        "patch_size": vision.patch_size,
+        "image_size": _side(vision.image_size),
+        "patch_size": _side(vision.patch_size),
         "embedding_length": vision.hidden_size,
         "feed_forward_length": vision.intermediate_size,
-        "block_count": vision.num_hidden_layers - (architecture == LLAVA),
+        "block_count": vision.num_hidden_layers - (architecture in (LLAVA, NEXT)),
         "attention.head_count": vision.num_attention_heads,
         "projector.scale_factor": 2,
     }
     if architecture == IDEFICS:
         numbers["preproc_image_size"] = settings["size"]["longest_edge"]
-    mean = [0.48145466, 0.4578275, 0.40821073] if architecture == LLAVA else [0.5] * 3
-    std = [0.26862954, 0.26130258, 0.27577711] if architecture == LLAVA else [0.5] * 3
+    is_clip = architecture in (LLAVA, NEXT, INTERN)
+    mean = [0.48145466, 0.4578275, 0.40821073] if is_clip else [0.5] * 3
+    std = [0.26862954, 0.26130258, 0.27577711] if is_clip else [0.5] * 3
     entries = [
         ("general.architecture", STRING, "clip"),
         ("clip.projector_type", STRING, kind or KINDS[architecture]),
         ("clip.has_vision_encoder", BOOL, True),
-        ("clip.use_gelu", BOOL, architecture != LLAVA),
+        ("clip.use_gelu", BOOL, architecture not in (LLAVA, NEXT)),
         (f"{key}attention.layer_norm_epsilon", FLOAT32, vision.layer_norm_eps),
         (f"{key}image_mean", ARRAY, (FLOAT32, mean)),
         (f"{key}image_std", ARRAY, (FLOAT32, std)),
         *((key + name, UINT32, number) for name, number in numbers.items()),
     ]
+    if architecture == NEXT:
+        grids = [side for grid in settings["image_grid_pinpoints"] for side in grid]
+        entries.append((f"{key}image_grid_pinpoints", ARRAY, (INT32, grids)))
     path.write_bytes(gguf_bytes(entries, rows, bytes(data)))
     return path
+
+
+def _side(given):
+    return given[0] if isinstance(given, list | tuple) else given
 
 
 @pytest.fixture
@@ -158,11 +204,14 @@ def run(path, requests, **options):
 def test_pairs(half_queries, tmp_path, architecture, variant):
     """Found beside the text model, or named; older files of LLaVA have the names of two layers exchanged."""
     oracle = oracle_of(architecture)
-    text = write_text(oracle, tmp_path / "text.gguf", MARKS)
+    marks = INTERN_MARKS if architecture == INTERN else MARKS
+    text = write_text(oracle, tmp_path / "text.gguf", marks)
     is_beside = variant == "beside"
     file = tmp_path / ("mmproj-f32.gguf" if is_beside else "encoder.gguf")
     write_mmproj(architecture, oracle, file, swapped=not is_beside)
     options = {} if is_beside else {"mmproj": str(file)}
+    if architecture == INTERN:  # the file does not say how many tiles there may be
+        options["mm_processor_kwargs"] = {"max_patches": TINY_MEDIA[INTERN].settings["max_patches"]}
     requests = make_requests(architecture)
     _, outputs = run(tmp_path if is_beside else text, requests, **options)
     as_oracles(oracle, outputs)
@@ -186,7 +235,9 @@ def test_refusals(half_queries, tmp_path):
     oracle = oracle_of(LLAVA)
     text = write_text(oracle, tmp_path / "text.gguf", MARKS)
     write_mmproj(LLAVA, oracle, tmp_path / "mmproj-a.gguf", kind="ldp")
-    with pytest.raises(Unsupported, match=r"type 'ldp' is not supported. Supported: mlp, idefics3, gemma3"):
+    with pytest.raises(
+        Unsupported, match=r"type 'ldp' is not supported. Supported: mlp, idefics3, gemma3, intern"
+    ):
         read_checkpoint(text)
     assert read_checkpoint(text, mmproj="none").architecture == "LlamaForCausalLM"
     write_mmproj(IDEFICS, oracle_of(IDEFICS), tmp_path / "mmproj-b.gguf")

@@ -69,6 +69,8 @@ class Ragged:
     """Requests behind the singles have no tokens in the cache before; what is not told costs speed only."""
     longest_q: int = 0
     """The most new tokens of a request; 0 = not known: the step is repeated for other requests."""
+    alike: list[tuple[int, int, Tensor]] | None = None
+    """Those with equally many new tokens and keys, and where: kernels that ask keep it for later layers."""
 
 
 class Scores(NamedTuple):

@@ -37,11 +37,35 @@ _AROUND = {
     "v.post_ln.weight": "post_layernorm.weight",
     "v.post_ln.bias": "post_layernorm.bias",
 }
+_INTERN = {
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+"""Of InternVL's blocks."""
+_INTERN_AROUND = {
+    "v.class_embd": "embeddings.cls_token",
+    "v.patch_embd.weight": "embeddings.patch_embeddings.projection.weight",
+    "v.patch_embd.bias": "embeddings.patch_embeddings.projection.bias",
+    "v.position_embd.weight": "embeddings.position_embeddings",
+}
 _PROJECTORS = {
     "mm.0.weight": "multi_modal_projector.linear_1.weight",
     "mm.0.bias": "multi_modal_projector.linear_1.bias",
     "mm.2.weight": "multi_modal_projector.linear_2.weight",
     "mm.2.bias": "multi_modal_projector.linear_2.bias",
+    "mm.model.mlp.0.weight": "multi_modal_projector.layer_norm.weight",
+    "mm.model.mlp.0.bias": "multi_modal_projector.layer_norm.bias",
+    "mm.model.mlp.1.weight": "multi_modal_projector.linear_1.weight",
+    "mm.model.mlp.1.bias": "multi_modal_projector.linear_1.bias",
+    "mm.model.mlp.3.weight": "multi_modal_projector.linear_2.weight",
+    "mm.model.mlp.3.bias": "multi_modal_projector.linear_2.bias",
+    "model.image_newline": "image_newline",
     "mm.model.fc.weight": "connector.modality_projection.proj.weight",
     "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
     "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
@@ -72,13 +96,15 @@ def _names(file: GGUFFile, name: str) -> list[str]:
     """Return what transformers calls a tensor, in one tower or another; nothing for an unknown one."""
     if name in _PROJECTORS:
         return [_PROJECTORS[name]]
-    inner = _AROUND.get(name)
+    inner, own = _AROUND.get(name), _INTERN_AROUND.get(name, "")
     if found := _BLOCK.match(name):
         layer, part, end = found.groups()
+        own = f"encoder.layer.{layer}." + (f"lambda_{part[2:]}" if part in ("ls1", "ls2") else "")
+        own += f"{_INTERN[part]}.{end}" if part in _INTERN else ""
         if part in ("ffn_up", "ffn_down") and _are_swapped(file, layer):
             part = "ffn_down" if part == "ffn_up" else "ffn_up"
         inner = f"encoder.layers.{layer}.{_IN_BLOCKS[part]}.{end}" if part in _IN_BLOCKS else None
-    return [tower + inner for tower in _TOWERS] if inner else []
+    return [tower + known for tower in _TOWERS for known in (inner, own) if known]
 
 
 def _are_swapped(file: GGUFFile, layer: str) -> bool:

@@ -176,6 +176,12 @@ class AdapterReader:
             if target is None
             else self.sites.find(target.module.removesuffix(".weight").removesuffix(".weight"))
         )
+        if site is None and target is not None and target.module.startswith("encoder."):
+            raise RequestError(
+                f"{origin}: adapters change the text model; encoders of images and sounds take none. Train "
+                "without their layers (target_modules).",
+                "lora_path",
+            )
         if target is None or site is None:
             raise RequestError(
                 f"{origin}: this model has no such matrix that an adapter can change.", "lora_path"

@@ -40,8 +40,8 @@ _PATCHES = f"{_TOWER}embeddings.patch_embeddings.projection"
 
 
 def _table(tensor: Any, layer: LayerArch | None) -> Any:
-    """Turn [1, positions, size] to a table."""
-    return tensor.flatten(0, 1)
+    """Turn [1, positions, size], or one row, to a table."""
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 class InternVLEncoder(MediaEncoder):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from octavo.runtime.layers.norm import make_norm
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.weights import Target, to
+from octavo.runtime.transfer import send
 
 CLIP: Config = {
     "hidden_size": 768,
@@ -133,14 +135,14 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, batches: Iterable[ForwardBatch]
 
 def full_batch(lengths: Sequence[int], device: torch.device) -> ForwardBatch:
     """Return a batch of sequences, one after the other, for layers that keep nothing between steps."""
-    each = torch.tensor(lengths, dtype=torch.int32, device=device)
-    ends = each.cumsum(0, dtype=torch.int32)
-    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    bounds = np.cumsum([0, *lengths])
+    counted = np.arange(bounds[-1]) - bounds[:-1].repeat(lengths)
+    positions, ends, each = send([counted, bounds, np.asarray(lengths)], device)
     return ForwardBatch(
         input_ids=positions,
         positions=positions,
-        cu_q_lens=torch.nn.functional.pad(ends, (1, 0)),
-        kv_lens=each,
+        cu_q_lens=ends.int(),
+        kv_lens=each.int(),
         kv_caches=[],
         groups=[],
         group_of_layer=[],

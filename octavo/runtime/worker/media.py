@@ -179,7 +179,7 @@ class MediaPart(StepPart):
         outputs = {key: found for key in items if (found := self.cache.get(key)) is not None}
         missing = [item for key, item in items.items() if key not in outputs]
         features = [
-            {name: to_device(read_features(given), self._device) for name, given in item.features.items()}
+            {name: _send_features(given, self._device) for name, given in item.features.items()}
             for item in missing
         ]
         encoded = [inputs for inputs in features if EMBEDS not in inputs]
@@ -210,6 +210,15 @@ class MediaPart(StepPart):
 def _runs(numbers: Array) -> list[Array]:
     """Cut ascending numbers where one is left out."""
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+
+
+def _send_features(features: Features, device: torch.device) -> Tensor:
+    """Return the array on the device; of a GPU, by one copy to memory that it reads."""
+    if device.type == "cpu":
+        return torch.from_numpy(read_features(features))
+    pinned = torch.empty(features.shape, dtype=getattr(torch, features.dtype), pin_memory=True)
+    pinned.numpy()[...] = np.frombuffer(features.data, features.dtype).reshape(features.shape)
+    return pinned.to(device, non_blocking=True)
 
 
 def read_features(features: Features) -> Array:

@@ -1,8 +1,10 @@
 """Attention to both sides, as encoders and the tokens of an image have it, by torch's fused kernels.
 
 Sequences of equal lengths are one call: keys and values are gathered from the paged cache for it. The lengths
-are read from the device, which such steps wait for; none of them is captured.
+are read from the device by the first layer, which waits for them; none of these steps is captured.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,11 +25,9 @@ def attend_to_both_sides(
         return reference(q, cache, block_tables, batch, scores)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.long()
-    counts = torch.stack([starts.diff(), batch.kv_lens.long()], dim=1)
-    for num_new, num_keys in counts.unique(dim=0).tolist():
-        (requests,) = (counts == counts.new_tensor([num_new, num_keys])).all(1).nonzero(as_tuple=True)
-        if not num_new:
-            continue
+    if batch.alike is None:
+        batch.alike = list(_alike(starts.diff().tolist(), batch.kv_lens.tolist(), q.device))
+    for num_new, num_keys, requests in batch.alike:
         for some in requests.split(max(1, _MOST_KEYS // max(num_keys, 1))):
             rows = starts[some, None] + torch.arange(num_new, device=q.device)
             if num_keys == 0:
@@ -35,6 +35,18 @@ def attend_to_both_sides(
                 continue
             out[rows] = _attend(q[rows], cache, block_tables[some], num_keys, scores)
     return out
+
+
+def _alike(
+    num_new: list[int], num_keys: list[int], device: torch.device
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the numbers of new tokens and of keys, and the requests that have so many."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for request, lengths in enumerate(zip(num_new, num_keys, strict=True)):
+        groups.setdefault(lengths, []).append(request)
+    for (new, keys), requests in groups.items():
+        if new:
+            yield new, keys, torch.tensor(requests, device=device)
 
 
 def _attend(q: Tensor, cache: Tensor, tables: Tensor, num_keys: int, scores: Scores) -> Tensor:
