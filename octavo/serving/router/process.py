@@ -3,7 +3,6 @@
 import asyncio
 import signal
 
-import aiohttp
 import uvloop
 from starlette.types import ASGIApp
 
@@ -15,7 +14,7 @@ from octavo.config.server import ServerConfig
 from octavo.serving.middleware.keys import KeyCheck
 from octavo.serving.process.http_server import HttpServer
 from octavo.serving.process.listener import Listener
-from octavo.serving.router.proxy import Proxy
+from octavo.serving.router.proxy import Proxy, open_session
 from octavo.serving.router.servers import Servers
 
 logger = get_logger(__name__)
@@ -38,9 +37,7 @@ async def _run(urls: list[str], config: RouterConfig, server: ServerConfig, list
     tokenizer = None
     if config.tokenizer:
         tokenizer = load_object(_LOAD_TOKENIZER)(locate(config.tokenizer))
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)  # less than servers keep theirs open
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+    async with open_session(config) as session:
         servers = Servers(urls, config)
         proxy = Proxy(servers, config, session, tokenizer)
         app: ASGIApp = KeyCheck(proxy, config.api_key, _OPEN_PATHS) if config.api_key else proxy

@@ -28,6 +28,17 @@ _SHORT_BYTES = 1 << 14
 """Bodies up to that are tokenized on the event loop."""
 
 
+def open_session(config: RouterConfig) -> aiohttp.ClientSession:
+    """Return a client that adds nothing to requests, and keeps nothing of answers."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # less than servers keep theirs open
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),  # one client's are not another's
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    )
+
+
 class Proxy:
     """An ASGI application over aiohttp's client, used from one event loop."""
 
@@ -70,17 +81,16 @@ class Proxy:
         except HTTPError as error:
             await error_response(error)(scope, receive, send)
             return
-        work = asyncio.create_task(self._forward(scope, body, send))
-        gone = asyncio.create_task(_until_gone(receive))
+        watching = asyncio.create_task(_cancel_when_gone(receive, asyncio.current_task()))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await self._forward(scope, body, send)
         except HTTPError as error:
             await error_response(error)(scope, receive, send)
+        except asyncio.CancelledError:
+            if not watching.done():  # it is the router that ends
+                raise
         finally:
-            work.cancel()
-            gone.cancel()
+            watching.cancel()
 
     async def _read(self, receive: Receive) -> bytes:
         parts, size = [], 0
@@ -175,8 +185,10 @@ def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(key, value) for key, value in lowered if key not in _OF_THE_CONNECTION - {b"content-length"}]
 
 
-async def _until_gone(receive: Receive) -> None:
-    """Return when the client has left."""
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[None] | None) -> None:
+    """Task: cancel the work for a client that has left."""
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()
+    if work is not None:
+        work.cancel()

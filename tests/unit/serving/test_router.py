@@ -5,7 +5,6 @@ import json
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import aiohttp
 import httpx
 import pytest
 
@@ -16,7 +15,7 @@ from octavo.frontend.text.loader import load_tokenizer
 from octavo.serving.process.http_server import HttpServer
 from octavo.serving.process.listener import Listener
 from octavo.serving.router.prompts import read_prompt
-from octavo.serving.router.proxy import Proxy
+from octavo.serving.router.proxy import Proxy, open_session
 from octavo.serving.router.servers import Servers
 from tests.served_process import free_port
 
@@ -36,9 +35,8 @@ class FakeServer:
             return
         self.asked.append((scope, (await receive())["body"]))
         status = 503 if self.mode == "busy" else 200
-        await send(
-            {"type": "http.response.start", "status": status, "headers": [(b"x-name", self.name.encode())]}
-        )
+        headers = [(b"x-name", self.name.encode()), (b"set-cookie", b"whose=the first client's")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         if self.mode == "stream":
             leaving = asyncio.create_task(receive())
             for number in range(50):
@@ -81,7 +79,7 @@ async def start():
             servers = [FakeServer(name) for name in "abcd"[:count]]
             for server in servers:
                 server.url = await stack.enter_async_context(running(server))
-            session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            session = await stack.enter_async_context(open_session(config))
             router = Servers([server.url for server in servers], config)
             proxy = Proxy(router, config, session)
             watching = asyncio.create_task(router.watch(session))
@@ -168,6 +166,22 @@ async def test_a_stream_comes_piece_by_piece_and_leaving_cancels_it(start):
     while routed.router.num_open:
         await asyncio.sleep(0.02)
     assert [server.num_open for server in routed.router._servers.all] == [0]
+
+
+async def test_requests_pass_as_they_are(start):
+    """No cookie of another client, no header that the client has not sent (servers would compress for it)."""
+    routed = await start(count=1)
+    for server in routed.router._servers.all:
+        server.url = server.url.replace("127.0.0.1", "localhost")  # cookies of addresses are ignored anyway
+    bare = [("x-mine", "1"), ("cookie", "mine=2"), ("host", "a")]
+    for _ in range(2):
+        request = httpx.Request("POST", f"{routed.client.base_url}/v1/x", headers=bare, content=b"{}")
+        answer = await routed.client.send(request)
+        assert answer.headers["set-cookie"] == "whose=the first client's"
+        routed.client.cookies.clear()
+    for scope, body in routed.servers[0].asked:
+        sent = [(key, value) for key, value in scope["headers"] if key not in (b"host", b"content-length")]
+        assert body == b"{}" and sent == [(b"x-mine", b"1"), (b"cookie", b"mine=2")]
 
 
 async def test_an_answer_that_has_begun_is_not_begun_again(start):
