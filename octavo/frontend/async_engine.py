@@ -385,6 +385,7 @@ class AsyncLLM(WeightsOnLoop):
 
     def _learn(self, ready: Ready) -> None:
         """Take over what the core decided at its start."""
+        self.metrics.note_cache(ready.plan.num_blocks)
         self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model
         self.input_processor.max_model_len = ready.max_model_len

@@ -60,7 +60,9 @@ class BalancedDoor:
         """Whether requests that no replica can take now wait for one, instead of being refused."""
         self._unplaced: dict[str, EngineRequest] = {}
         self._balancer = Balancer(
-            len(self.doors), shares_prefixes=config.cache.enable_prefix_caching and config.pooling is None
+            len(self.doors),
+            block_size=config.cache.block_size,
+            shares_prefixes=config.cache.enable_prefix_caching and config.pooling is None,
         )
         self._news: asyncio.Queue[_News | EngineDead | None] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []

@@ -17,7 +17,7 @@ _MOST_BLOCKS = 128
 
 @dataclass(slots=True)
 class _Open:
-    """A request at its replica. num_waiting: tokens of its prompt, 0 once it runs"""
+    """A request at its replica. num_waiting: what it counts in `Load.waiting_tokens`, 0 once it runs"""
 
     replica: int
     num_waiting: int
@@ -28,10 +28,11 @@ class _Open:
 class Balancer:
     """Counts what is open at each replica, and remembers who has computed which beginnings."""
 
-    def __init__(self, num_replicas: int, *, shares_prefixes: bool = True) -> None:
+    def __init__(self, num_replicas: int, *, block_size: int = BLOCK, shares_prefixes: bool = True) -> None:
+        """block_size: of the replicas' caches, in tokens"""
         self._placement = Placement(num_replicas)
         self.loads = self._placement.loads
-        self._shares_prefixes = shares_prefixes
+        self._block_size, self._shares_prefixes = block_size, shares_prefixes
         self._open: dict[str, _Open] = {}
         self._last: dict[int, tuple[int, float]] = {}
         """By replica that has work: the number of its last step, and when that was read."""
@@ -58,9 +59,9 @@ class Balancer:
         replica = self._placement.choose(len(tokens), beginnings) if rank is None else rank
         if replica is None or not (self.loads[replica].is_up or follows):
             return None
-        self._placement.remember(beginnings, replica)
-        self._open[request.request_id] = _Open(replica, len(tokens), request.sharing.hold)
-        self.loads[replica].waiting_tokens += len(tokens)
+        num_waiting = self._placement.remember(len(tokens), beginnings, replica)
+        self._open[request.request_id] = _Open(replica, num_waiting, request.sharing.hold)
+        self.loads[replica].waiting_tokens += num_waiting
         return replica
 
     def note(
@@ -73,6 +74,7 @@ class Balancer:
             weight = 1 if not load.step_s else min(1.0, count / _STEPS)
             load.step_s += ((now_s - last[1]) / count - load.step_s) * weight
         load.cache_usage = stats.num_blocks_used / max(1, stats.num_blocks)
+        load.cache_tokens = stats.num_blocks * self._block_size or load.cache_tokens
         for output in outputs:
             if (found := self._open.get(output.request_id)) is None:
                 continue
@@ -92,14 +94,14 @@ class Balancer:
         return found.replica
 
     def lose(self, replica: int) -> list[str]:
-        """Forget a replica that has ended, and all beginnings; return the requests that were open there."""
+        """Forget a replica that has ended, and its beginnings; return the requests that were open there."""
         lost = [name for name, found in self._open.items() if found.replica == replica]
         unfinished = [name for name in lost if not self._open[name].is_over]
         for name in lost:
             del self._open[name]
         self.loads[replica] = Load(is_up=False)
         self._last.pop(replica, None)
-        self._placement.forget_beginnings()
+        self._placement.forget_beginnings(replica)
         return unfinished
 
     def _end(self, request_id: str, found: _Open) -> None:

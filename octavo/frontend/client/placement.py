@@ -1,14 +1,16 @@
 """`Placement`: which of several places gets the next request: replicas of an engine, or servers of a router.
 
-The score of a place is work in tokens: prompts that wait there, what it would have to compute of this prompt,
-and what its running requests take of each step, more where its cache is nearly full or its steps take much
-longer than others'. The least wins, equal ones in turn. Knows neither sockets nor clocks.
+The score of a place is work in tokens: what waits there, what it would have to compute of this prompt, what
+its cache would have to drop for that (who had it will compute it again), and what its running requests take
+of each step, more where the cache is nearly full or its steps take much longer than others'. The least wins,
+equal ones in turn. Beginnings are forgotten as caches do, the least recently used first. Else all places
+would seem to have all of them after a while. Knows neither sockets nor clocks.
 """
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-
-from octavo.base.lru import LRU
+from itertools import takewhile
 
 BLOCK = 64
 """Tokens of a prompt that are remembered together."""
@@ -16,6 +18,8 @@ _RUNNING_TOKENS = 32
 """What a running request counts, in tokens of prompts."""
 _OWN_TOKENS = 1024
 """What the answer of the request itself counts, where steps take longer."""
+_MOST_BLOCKS = 1 << 16
+"""Beginnings that are remembered of a place whose cache is larger, or of unknown size."""
 _FULL, _FULL_FACTOR = 0.5, 6
 """Share of the cache from which running requests count more, and by how much."""
 
@@ -29,7 +33,10 @@ class Load:
     """What a place has to do."""
 
     waiting_tokens: int = 0
+    """Of prompts, those to be computed; and what each will take when it runs."""
     num_running: int = 0
+    cache_tokens: int = _MOST_BLOCKS * BLOCK
+    """That its cache holds."""
     cache_usage: float = 0.0
     is_up: bool = True
     step_s: float = 0.0
@@ -41,8 +48,8 @@ class Placement:
 
     def __init__(self, count: int) -> None:
         self.loads = [Load() for _ in range(count)]
-        self._seen: LRU[Hashable, int] = LRU(1 << 16)
-        """By beginning, the places that have computed it, as bits."""
+        self._seen: dict[int, OrderedDict[Hashable, None]] = defaultdict(OrderedDict)
+        """By place, beginnings that it has computed; the last used ones last."""
         self._turn = 0
 
     def choose(
@@ -52,18 +59,21 @@ class Placement:
 
         barred: places not to be chosen
         """
-        cached = self._num_cached(beginnings)
         best, least = None, 0.0
         known_s = [load.step_s for load in self.loads if load.is_up and load.step_s]
         for offset in range(len(self.loads)):
             place = (self._turn + offset) % len(self.loads)
             load = self.loads[place]
+            if not load.is_up or place in barred:
+                continue
+            num_cached = self._num_cached(place, beginnings)
+            dropped = len(self._seen[place]) + len(beginnings) - num_cached - self._most(place)
             pressure = 1 + _FULL_FACTOR * max(0.0, load.cache_usage - _FULL)
-            score: float = load.waiting_tokens + num_tokens - cached[place]
+            score: float = load.waiting_tokens + num_tokens + BLOCK * (max(0, dropped) - num_cached)
             score += _RUNNING_TOKENS * load.num_running * pressure
             if known_s and (slowness := load.step_s / min(known_s)) > _SLOW:
                 score = (score + _OWN_TOKENS) * slowness - _OWN_TOKENS
-            if load.is_up and place not in barred and (best is None or score < least):
+            if best is None or score < least:
                 best, least = place, score
         if best is not None:
             self._turn = (best + 1) % len(self.loads)
@@ -72,23 +82,23 @@ class Placement:
                     load.step_s *= _FORGETTING  # it may have recovered: sooner or later it is asked again
         return best
 
-    def remember(self, beginnings: Sequence[Hashable], place: int) -> None:
-        """A place is about to compute these."""
-        for key in beginnings:
-            self._seen.put(key, (self._seen.get(key) or 0) | 1 << place, 1)
+    def remember(self, num_tokens: int, beginnings: Sequence[Hashable], place: int) -> int:
+        """A place is about to get this prompt; return what it counts while it waits there."""
+        seen, num_cached = self._seen[place], self._num_cached(place, beginnings)
+        for key in reversed(beginnings):  # of one prompt the end is dropped first
+            seen[key] = None
+            seen.move_to_end(key)
+        while len(seen) > self._most(place):
+            seen.popitem(last=False)
+        return max(0, num_tokens - num_cached * BLOCK) + _RUNNING_TOKENS
 
-    def forget_beginnings(self) -> None:
-        """A place has lost its cache, and nobody can say quickly what was there."""
-        self._seen.clear()
+    def forget_beginnings(self, place: int) -> None:
+        """A place has lost its cache."""
+        self._seen[place].clear()
 
-    def _num_cached(self, beginnings: Sequence[Hashable]) -> list[int]:
-        """Return how many of the first tokens each place has computed before, as far as is known."""
-        cached, having = [0] * len(self.loads), (1 << len(self.loads)) - 1
-        for count, key in enumerate(beginnings, 1):
-            having &= self._seen.get(key) or 0
-            if not having:
-                break
-            for place in range(len(cached)):
-                if having >> place & 1:
-                    cached[place] = count * BLOCK
-        return cached
+    def _most(self, place: int) -> int:
+        return min(_MOST_BLOCKS, self.loads[place].cache_tokens // BLOCK)
+
+    def _num_cached(self, place: int, beginnings: Sequence[Hashable]) -> int:
+        """Return how many of the first blocks a place has computed before, as far as is known."""
+        return sum(1 for _ in takewhile(self._seen[place].__contains__, beginnings))

@@ -65,6 +65,7 @@ class EngineMetrics:
         """Of all series."""
         self._config, self.num_replicas = config, config.parallel.num_replicas if config else 1
         self._replicas = [self]
+        self._cache_labels: dict[str, str] = {}
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")
         self.num_waiting = every.gauge("num_requests_waiting")
@@ -101,8 +102,7 @@ class EngineMetrics:
         self.sleep_state: SleepState
         self.note_sleep_state("awake")
         if config is not None:
-            labels = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
-            every.gauge("cache_config_info", **labels).set(1)
+            self._cache_labels = {name: str(v) for name, v in dataclasses.asdict(config.cache).items()}
             every.gauge("max_num_requests_running").set(config.scheduler.max_num_seqs)
             bound = config.front.max_num_queued_reqs
             every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)
@@ -240,6 +240,12 @@ class EngineMetrics:
             outcome="tool_call" if has_calls else "no_tool_call",
             request_type=request_type,
         ).add()
+
+    def note_cache(self, num_blocks: int) -> None:
+        """The engine has so many blocks."""
+        for replica in self._replicas:
+            labels = {**replica._cache_labels, "num_gpu_blocks": str(num_blocks)}
+            replica._all.gauge("cache_config_info", **labels).set(1)
 
     def note_restart(self) -> None:
         """A new core has taken over."""

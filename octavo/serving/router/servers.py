@@ -1,6 +1,7 @@
 """`Servers`: those behind a router: who is ready, what is open at each, who gets the next request."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -11,10 +12,13 @@ import aiohttp
 
 from octavo.base.log import get_logger
 from octavo.config.router import RouterConfig
-from octavo.frontend.client.placement import Placement
+from octavo.frontend.client.placement import Load, Placement
 from octavo.serving.router.prompts import Prompt
 
 logger = get_logger(__name__)
+_CACHE_INFO = "vllm:cache_config_info{"
+"""A metric of vLLM's and octavo's servers, a line per engine."""
+_LABEL = re.compile(r'(num_gpu_blocks|block_size)="(\d+)"')
 
 
 @dataclass(slots=True)
@@ -59,16 +63,16 @@ class Servers:
 
     def begin(self, number: int, prompt: Prompt) -> "Visit":
         """Count a request at a server; `run` and `end` follow."""
-        self._placement.remember(prompt.beginnings, number)
         self.all[number].num_open += 1
-        self._placement.loads[number].waiting_tokens += prompt.num_tokens
-        return Visit(number, prompt.num_tokens)
+        num_waiting = self._placement.remember(prompt.num_tokens, prompt.beginnings, number)
+        self._placement.loads[number].waiting_tokens += num_waiting
+        return Visit(number, num_waiting)
 
     def run(self, visit: "Visit") -> None:
         """The answer to a request begins."""
         if not visit.has_begun:
             visit.has_begun = True
-            self._placement.loads[visit.number].waiting_tokens -= visit.num_tokens
+            self._placement.loads[visit.number].waiting_tokens -= visit.num_waiting
             self._placement.loads[visit.number].num_running += 1
 
     def end(self, visit: "Visit") -> None:
@@ -87,11 +91,11 @@ class Servers:
     async def watch(self, session: aiohttp.ClientSession) -> None:
         """Task: look again and again who is ready."""
         while True:
-            await asyncio.gather(*(self._look(server, session) for server in self.all))
+            await asyncio.gather(*(self._look(number, session) for number in range(len(self.all))))
             await asyncio.sleep(self._config.health_interval)
 
-    async def _look(self, server: Server, session: aiohttp.ClientSession) -> None:
-        status = 0
+    async def _look(self, number: int, session: aiohttp.ClientSession) -> None:
+        server, status = self.all[number], 0
         timeout = aiohttp.ClientTimeout(self._config.connect_timeout)
         with suppress(aiohttp.ClientError, TimeoutError, OSError):
             for path in ("/ready", "/health"):  # other engines have the second only
@@ -99,17 +103,27 @@ class Servers:
                     status = answer.status
                 if status != 404:
                     break
+            if status == 200 and not server.is_ready and self._config.policy == "prefix":
+                async with session.get(server.url + "/metrics", timeout=timeout) as answer:
+                    self._note_cache(number, await answer.text())
         if server.is_ready != (status == 200):
             logger.info("%s is %s.", server.url, "ready" if status == 200 else "not ready")
         server.is_ready = status == 200
 
+    def _note_cache(self, number: int, metrics: str) -> None:
+        """A server is there, maybe a new one: learn how many tokens its caches hold, if it says so."""
+        found = [dict(_LABEL.findall(line)) for line in metrics.splitlines() if line.startswith(_CACHE_INFO)]
+        sizes = (int(cache.get("num_gpu_blocks", 0)) * int(cache.get("block_size", 0)) for cache in found)
+        self._placement.loads[number].cache_tokens = sum(sizes) or Load().cache_tokens
+        self._placement.forget_beginnings(number)
+
 
 @dataclass(slots=True)
 class Visit:
-    """A request at a server. num_tokens: of its prompt"""
+    """A request at a server. num_waiting: what it counts until it runs"""
 
     number: int
-    num_tokens: int
+    num_waiting: int
     has_begun: bool = False
 
 

@@ -33,6 +33,11 @@ class FakeServer:
             await send({"type": "http.response.start", "status": status, "headers": []})
             await send({"type": "http.response.body"})
             return
+        if scope["path"] == "/metrics":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            text = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="16",engine="0"} 1.0\n'
+            await send({"type": "http.response.body", "body": text})
+            return
         self.asked.append((scope, (await receive())["body"]))
         status = 503 if self.mode == "busy" else 200
         headers = [(b"x-name", self.name.encode()), (b"set-cookie", b"whose=the first client's")]
@@ -129,6 +134,23 @@ async def test_a_prefix_goes_where_it_has_been(start, kind):
     for question in "123":
         for prefix, home in homes.items():
             assert await routed.names(1, **body(prefix, question)) == [home]
+
+
+async def test_caches_and_what_they_forget(start):
+    """A server says how much its cache holds; one that comes back has forgotten all."""
+    routed = await start(count=2)
+    loads = routed.router._servers._placement.loads
+    assert [load.cache_tokens for load in loads] == [256, 256]
+    prompts = [[number] * 256 + [1] for number in range(2)]
+    homes = [(await routed.names(1, prompt=prompt))[0] for prompt in prompts]
+    assert sorted(homes) == ["a", "b"]
+    assert [(await routed.names(1, prompt=prompt))[0] for prompt in prompts * 2] == homes * 2
+    seen = routed.router._servers._placement._seen
+    routed.servers[0].mode = "down"
+    await asyncio.sleep(0.3)
+    routed.servers[0].mode = ""
+    await asyncio.sleep(0.3)
+    assert [len(seen[place]) for place in range(2)] == [0, 4]
 
 
 async def test_a_server_that_is_gone_or_busy_is_passed_over(start):

@@ -1,10 +1,12 @@
 """Requests are spread over replicas by the work that is open there, and nothing that is counted drifts."""
 
 import random
+from collections import OrderedDict, deque
 
 import pytest
 
 from octavo.frontend.client.balancer import Balancer
+from octavo.frontend.client.placement import Placement
 from octavo.messages.request import EngineOutput, FinishReason, SchedulerStats, Sharing
 from tests.fakes import fake_request
 
@@ -54,6 +56,31 @@ def test_a_known_beginning_attracts_until_there_is_too_much_of_it():
     assert balancer.place(request("salted", 256, cache_salt="s")) == homes[1], "another salt shares nothing"
     placed = {balancer.place(request(100 + i, 256)) for i in range(40)}
     assert placed == {0, 1}, "more of the same than one replica can do goes to both"
+
+
+def test_a_beginning_stays_where_it_is_when_all_are_known_everywhere():
+    """Caches hold six of sixteen prefixes: in the long run each place computes its own, not all of them."""
+    chance, placement = random.Random(0), Placement(4)
+    caches = [OrderedDict() for _ in range(4)]
+    for load in placement.loads:
+        load.cache_tokens = 6 * 384
+    open_at, num_computed = deque(), 0
+    for _ in range(2000):
+        prefix = chance.randrange(16)
+        keys = [(prefix, block) for block in range(6)]
+        place = placement.choose(416, keys)
+        num_new = placement.remember(416, keys, place)
+        placement.loads[place].waiting_tokens += num_new
+        open_at.append((place, num_new))
+        num_computed += 32 if prefix in caches[place] else 416
+        caches[place][prefix] = True
+        caches[place].move_to_end(prefix)
+        while len(caches[place]) > 6:
+            caches[place].popitem(last=False)
+        if len(open_at) > 8:
+            place, num_new = open_at.popleft()
+            placement.loads[place].waiting_tokens -= num_new
+    assert num_computed / 2000 < 60, "32 are new in each"
 
 
 def test_followers_go_where_their_leader_is_and_a_wish_counts():
