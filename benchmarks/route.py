@@ -30,8 +30,8 @@ from octavo.names.helpers import get_open_port
 from tests.served_process import ServeProcess
 
 _NUM_SERVERS, _NUM_PREFIXES, _KEPT = 4, 16, 6
-_PREFIX, _SUFFIX, _OUTPUT, _BLOCK = 384, 32, 4, 16
-_NUM_PROMPTS, _AT_ONCE, _ROUNDS = 128, 8, 3
+_PREFIX, _SUFFIX, _OUTPUT, _BLOCK = 256, 32, 4, 16
+_NUM_PROMPTS, _AT_ONCE, _ROUNDS = 96, 8, 2
 _NUM_TIMED = 400
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 _OCTAVO = ["-m", "octavo", "serve"]

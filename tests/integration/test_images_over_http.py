@@ -87,6 +87,15 @@ async def test_dialects_agree(server):
     body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 4, "temperature": 0}
     answer = (await server.post("/v1/messages", json=body)).json()
     assert answer["content"][0]["text"] == expected
+    options = {"num_predict": 4, "temperature": 0}
+    body = {"model": (await server.get("/api/tags")).json()["models"][0]["name"], "stream": False}
+    turn = {"role": "user", "content": "5 6 7", "images": [encoded(image)]}
+    answer = (await server.post("/api/chat", json={**body, "messages": [turn], "options": options})).json()
+    assert answer["message"]["content"] == expected and answer["prompt_eval_count"] == 16 + 3
+    asked = {"prompt": "5 6 7", "images": [encoded(image)], "options": options}
+    assert (await server.post("/api/generate", json=body | asked)).json()["response"] == expected
+    wrong = await server.post("/api/chat", json={**body, "messages": [turn | {"images": "aa"}]})
+    assert wrong.status_code == 400 and "list of base64" in wrong.text
     other = Image.new("RGB", image.size, "white")
     assert (await chat(server, picture(data_url(other)), text("5 6 7"))).json()["usage"] is not None
 

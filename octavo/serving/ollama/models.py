@@ -178,7 +178,12 @@ def _capabilities(listed: Listed) -> list[str]:
     if listed.engine is None:
         return ["completion"]
     chat = listed.engine.chat
-    return ["completion", *["tools"] * chat.has_template, *["thinking"] * bool(chat.reasoning_parser)]
+    able = {
+        "tools": chat.has_template,
+        "thinking": bool(chat.reasoning_parser),
+        "vision": "image" in listed.engine.input_processor.media.modalities,
+    }
+    return ["completion", *(name for name, is_able in able.items() if is_able)]
 
 
 def _num_bytes(config: EngineConfig | None) -> int:

@@ -9,8 +9,6 @@ from octavo.base.errors import RequestError
 from octavo.serving.openai.answers import TokenLogprob
 from octavo.serving.openai.protocol import Positive
 
-_TEXT_ONLY = "images are not supported: this server reads text only"
-
 
 class OllamaFields(Struct, kw_only=True):
     """What all requests have in common."""
@@ -66,12 +64,11 @@ class OllamaGenerate(WritingFields, kw_only=True):
     raw: bool | None = None
     """The prompt is not put into the chat template."""
     images: list[str] | None = None
+    """In base64."""
     context: list[int] | None = None
     template: str | None = None
 
     def __post_init__(self) -> None:
-        if self.images:
-            raise RequestError(f"{_TEXT_ONLY}.", "images")
         if self.context:
             raise RequestError("context is not supported: send the conversation to /api/chat.", "context")
         if self.template:
@@ -225,11 +222,19 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_message(message) for message in messages]
 
 
+def content_of(text: Any, images: Any) -> Any:
+    """Return OpenAI's content of a text with images before it, each in base64. Raises RequestError."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise RequestError("images must be a list of base64 texts.", "images")
+    urls = [{"url": f"data:image/x;base64,{image}"} for image in images]
+    return [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": text}]
+
+
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("images"):
-        raise RequestError(f"{_TEXT_ONLY}.", "images")
     made = {key: value for key, value in message.items() if key in ("role", "content")}
-    made.setdefault("content", "")
+    made["content"] = content_of(made.get("content", ""), message.get("images"))
     if thinking := message.get("thinking"):
         made["reasoning"] = thinking
     if name := message.get("tool_name"):

@@ -4,12 +4,13 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.base.errors import RequestError
 from octavo.frontend.parsers.events import Text
 from octavo.serving.body import convert, read_body
 from octavo.serving.caller import Caller
@@ -21,6 +22,7 @@ from octavo.serving.ollama.protocol import (
     WritingFields,
     Written,
     checked_messages,
+    content_of,
 )
 from octavo.serving.ollama.written_answer import WrittenAnswer
 from octavo.serving.openai.answers import encode, json_response
@@ -32,15 +34,12 @@ from octavo.serving.registry import Route
 from octavo.serving.streaming import EventStream, leaving, unless_gone
 
 Turn = AsyncGenerator[TurnEvent, None]
+W = TypeVar("W", OllamaChat, OllamaGenerate)
 
 
 async def ollama_chat(request: Request) -> Response:
     """The model's turn in a conversation, in Ollama's form: lines of JSON, unless stream is false."""
-    began_s = time.monotonic()
-    body = await read_body(request, OllamaChat, takes_place=True, any_type=True)
-    caller = Caller.of(request).asking(body.model)
-    answer = WrittenAnswer(body.model, began_s, is_chat=True)
-    caller.engines.keep(caller.model, body.keep_s)
+    body, caller, answer = await _asked(request, OllamaChat)
     if not body.messages:
         return json_response(answer.nothing("load" if body.needs_model else "unload"))
     fields = {"messages": checked_messages(body.messages), "tools": body.tools or None}
@@ -49,20 +48,27 @@ async def ollama_chat(request: Request) -> Response:
 
 async def ollama_generate(request: Request) -> Response:
     """The answer to a prompt, in Ollama's form; the prompt is put into the chat template unless raw."""
-    began_s = time.monotonic()
-    body = await read_body(request, OllamaGenerate, takes_place=True, any_type=True)
-    caller = Caller.of(request).asking(body.model)
-    answer = WrittenAnswer(body.model, began_s, is_chat=False)
-    caller.engines.keep(caller.model, body.keep_s)
+    body, caller, answer = await _asked(request, OllamaGenerate)
     if not body.prompt:
         return json_response(answer.nothing("load" if body.needs_model else "unload"))
     if body.raw or body.suffix or not caller.engine.chat.has_template:
+        if body.images:
+            raise RequestError("images need a chat template: leave raw and suffix out.", "images")
         turn = _completion_events(caller, _completion_request(body))
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
+        messages = [*system, {"role": "user", "content": content_of(body.prompt, body.images)}]
         turn = turn_events(caller, _chat_request(body, {"messages": messages}))
     return await _response(request, caller, body, turn, answer)
+
+
+async def _asked(request: Request, kind: type[W]) -> tuple[W, Caller, WrittenAnswer]:
+    """Read a body, and have its model stay as it says."""
+    began_s = time.monotonic()
+    body = await read_body(request, kind, takes_place=True, any_type=True)
+    caller = Caller.of(request).asking(body.model)
+    caller.engines.keep(caller.model, body.keep_s)
+    return body, caller, WrittenAnswer(body.model, began_s, is_chat=kind is OllamaChat)
 
 
 def _chat_request(body: WritingFields, fields: dict[str, Any]) -> ChatRequest:
