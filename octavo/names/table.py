@@ -66,6 +66,8 @@ HOMES = TOP | _by_name(
         "octavo.names.helpers": """GiB_bytes=GIB_BYTES cdiv get_distributed_init_method
             get_ip get_open_port get_open_ports_list get_tcp_uri get_tokenizer load_chat_template
             random_uuid""",
+        "octavo.names.media": """fetch_image fetch_audio fetch_video encode_image_base64 encode_image_url
+            encode_audio_base64 encode_audio_url convert_image_mode ImageAsset AudioAsset""",
         "itertools": "RequestCounter=count",
         "octavo.base.registry": "load_general_plugins=load_plugins",
     }
@@ -74,8 +76,7 @@ HOMES = TOP | _by_name(
 
 _REASONS = {
     "octavo reads media itself: give them as multi_modal_data or as parts of messages.": """
-        ImageAsset AudioAsset VideoAsset MultiModalDataDict MULTIMODAL_REGISTRY MultiModalConfig fetch_image
-        fetch_audio fetch_video encode_image_base64 encode_audio_base64 encode_video_base64 convert_image_mode
+        VideoAsset MultiModalDataDict MULTIMODAL_REGISTRY MultiModalConfig encode_video_base64
         ExplicitEncoderDecoderPrompt zip_enc_dec_prompts""",
     "there are no loggers of one's own yet: read get_metrics() of the engine, or /metrics of the server.": """
         StatLoggerBase LoggingStatLogger PrometheusStatLogger AggregateStatLoggerBase StatLoggerFactory
@@ -98,8 +99,8 @@ _METRICS = "Metric Counter Gauge Histogram Vector get_metrics_snapshot"
 _PROCESSORS = """LogitsProcessor=IndexedLogitsProcessor AdapterLogitsProcessor RequestLogitsProcessor
     BatchUpdate MoveDirectionality process_dict_updates"""
 _NETWORK = "get_ip get_open_port get_open_ports_list get_tcp_uri get_distributed_init_method"
-_MEDIA_UTILS = """fetch_image fetch_audio fetch_video encode_image_base64 encode_audio_base64
-    encode_video_base64"""
+_MEDIA_UTILS = """fetch_image fetch_audio fetch_video encode_image_base64 encode_image_url
+    encode_audio_base64 encode_audio_url encode_video_base64"""
 _SERVER = "run_server make_arg_parser validate_parsed_serve_args FlexibleArgumentParser"
 
 PATHS = {

@@ -16,6 +16,7 @@ from octavo.base.errors import RequestError
 FORMATS = ("wav", "mp3", "flac", "ogg", "mov", "matroska", "webm", "aac", "aiff", "amr")
 """By FFmpeg's names; demuxers of others are never tried: some open further files."""
 _NAMES = "WAV, MP3, FLAC, Ogg, M4A, MP4, WebM, AAC, AIFF, AMR"
+_OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": ""}
 _DAMAGED = f"Failed to load audio: the file is damaged, or none of {_NAMES}."
 Waveform = np.ndarray
 """[samples] float32, about -1 … 1."""
@@ -32,11 +33,10 @@ class AudioLimits(msgspec.Struct, array_like=True, gc=False, frozen=True):
 def decode_audio(content: bytes, limits: AudioLimits) -> Waveform:
     """Return the first audio stream of a file, its channels mixed. Raises RequestError."""
     rate, max_seconds = limits.rate, limits.max_seconds
-    options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": ""}
     pieces: list[Waveform] = []
     left = int(max_seconds * rate)
     try:
-        with av.open(BytesIO(content), mode="r", options=options) as container:
+        with av.open(BytesIO(content), mode="r", options=_OPTIONS) as container:
             if not container.streams.audio:
                 raise RequestError("Failed to load audio: the file has no audio stream.", "audio")
             mixer = av.AudioResampler(format="flt", layout="mono", rate=rate)
@@ -58,6 +58,15 @@ def decode_audio(content: bytes, limits: AudioLimits) -> Waveform:
     if not len(waveform):
         raise RequestError("Failed to load audio: the file holds no sound.", "audio")
     return waveform
+
+
+def native_rate(content: bytes) -> int:
+    """Return the rate of the first audio stream of a file. Raises RequestError."""
+    try:
+        with av.open(BytesIO(content), mode="r", options=_OPTIONS) as container:
+            return int(container.streams.audio[0].rate)
+    except (av.FFmpegError, OSError, ValueError, IndexError, EOFError, TypeError):
+        raise RequestError(_DAMAGED, "audio") from None
 
 
 def to_waveform(value: Any, limits: AudioLimits) -> Waveform:
