@@ -69,7 +69,7 @@ def encode_image_url(image: Image.Image, *, image_mode: str | None = "RGB", form
 
 
 def encode_audio_base64(audio: Array, sampling_rate: int, *, format: str = "WAV") -> str:
-    """Return samples [n] from -1 to 1 as a file in base64, of 16 bits. Raises Unsupported for other formats."""
+    """Return samples [n] from -1 to 1 as a file in base64. Raises Unsupported for what is no WAV."""
     if format.upper() != "WAV":
         raise Unsupported(f"Audio is written as WAV only, got {format!r}.")
     file = BytesIO()
