@@ -268,6 +268,14 @@ def _store_kv() -> Iterator[Case]:
                 )
     norms = HeadNorms(torch.randn(64), torch.randn(64), 1e-5)
     yield _to_store(3, 1, 64, 16, norms=norms)
+    for half, late, scaled in ((32, True, False), (20, True, True), (32, False, True), (0, False, True)):
+        angles = torch.randn(9, half) * 100
+        turn = Rotation(angles.cos(), angles.sin()) if half else None
+        norms = HeadNorms(torch.randn(64), torch.randn(64), 1e-5, late) if half else None
+        case = _to_store(6, 2, 64, 16, rotation=turn, norms=norms)
+        factors = torch.rand(9) + 0.5 if scaled else None
+        case.args = case.args[0]._replace(q_factors=factors), *case.args[1:]
+        yield replace(case, name=f"{case.name} late: {late} scaled: {scaled}")
     for dtype in (torch.float32, torch.bfloat16):
         for heads, half, latent, interleaved in ((16, 32, 512, True), (5, 4, 40, False), (130, 3, 12, True)):
             angles, size = torch.randn(9, half) * 100, 2 * half + latent
@@ -588,7 +596,17 @@ def _states(numbers: int, offset: int = 3) -> States:
     places = [(2, 1), (3, 0), (3, 1), *((b, p) for b in (5, 6, 7) for p in range(4))][:12]
     slots = torch.tensor([4 * block + place for block, place in places] + [-1])
     bounds, lens = torch.tensor([0, 1, 3, 12, 13]), torch.tensor([6, 2, 10, 1])
-    return States(cache, offset, tables, slots, Ragged(cu_q_lens=bounds.int(), kv_lens=lens.int()))
+    batch = Ragged(cu_q_lens=bounds.int(), kv_lens=lens.int(), num_singles=1)
+    return States(cache, offset, tables, slots, batch)
+
+
+def _decoding(states: States) -> States:
+    """The same memory, and a token for each of three requests: behind a full block, in one, the first."""
+    bounds, lens = torch.arange(4), torch.tensor([5, 7, 1])
+    batch = Ragged(cu_q_lens=bounds.int(), kv_lens=lens.int(), num_singles=3)
+    slots = torch.tensor([2 * 4, 6 * 4 + 2, 3 * 4])
+    tables = torch.tensor([[1, 2], [5, 6], [3, 0]], dtype=torch.int32)
+    return states._replace(slots=slots, block_tables=tables, batch=batch)
 
 
 def _causal_conv() -> Iterator[Case]:
@@ -603,6 +621,10 @@ def _causal_conv() -> Iterator[Case]:
             (x, Conv(weight, bias, not is_gated), states, factors),
             changed=(2,),
         )
+        x, states = x[:3], _decoding(states)
+        factors = (before[:3], behind[:3]) if is_gated else None
+        given = x, Conv(weight, bias, not is_gated), states, factors
+        yield Case(f"{taps} {channels} {is_gated} decoding", given, changed=(2,))
 
 
 def _scan() -> Iterator[Case]:
@@ -618,7 +640,9 @@ def _scan() -> Iterator[Case]:
         limits = (0.1, 0.9) if size == 48 else (0.0, math.inf)
         decay = Decay(-torch.randn(heads).exp(), torch.randn(heads), skip, limits)
         name = f"{groups} {size} {heads} {rows} {is_delta}"
-        yield Case(name, (new, decay, _states(values * size)), changed=(2,), tolerance=1e-5)
+        yield Case(name, (new, decay, states := _states(values * size)), changed=(2,), tolerance=1e-5)
+        first = Scanned(*(None if part is None else part[:3] for part in new))
+        yield Case(f"{name} decoding", (first, decay, _decoding(states)), changed=(2,), tolerance=1e-5)
 
 
 def _gate() -> Iterator[Case]:

@@ -119,7 +119,20 @@ _DELTA = {
 }
 _LINEAR_OF_THREE = {"layer_types": ["linear_attention", _FULL, "linear_attention"]}
 
+_ALL_FACTORS = {
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 1.5,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "mlp_multipliers": [0.75, 1.3],
+    "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 1.4],
+}
+
 TINY: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": _GROUPED | _STRETCHED | {"model_type": "apertus", "eos_token_id": 2},
     "ArceeForCausalLM": _GROUPED | _PLAIN | {"model_type": "arcee", "head_dim": 8},
     "Exaone4ForCausalLM": _GROUPED
     | _STRETCHED
@@ -137,8 +150,8 @@ TINY: dict[str, dict[str, Any]] = {
             "factor": 4.0,
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 256,
-            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.5,
         },
     },
     "Llama4ForCausalLM": _GROUPED
@@ -151,6 +164,9 @@ TINY: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2,
         "interleave_moe_layer_step": 2,
         "num_hidden_layers": 4,
+        "attention_chunk_size": 32,
+        "floor_scale": 16,
+        "attn_scale": 0.5,
     },
     "NemotronForCausalLM": _GROUPED | _HALF | {"model_type": "nemotron", "head_dim": 8},
     "CohereForCausalLM": _COHERE | {"model_type": "cohere"},
@@ -162,6 +178,21 @@ TINY: dict[str, dict[str, Any]] = {
     "Ernie4_5ForCausalLM": _GROUPED
     | _PLAIN
     | {"model_type": "ernie4_5", "head_dim": 16, "use_bias": True, "tie_word_embeddings": False},
+    "Ernie4_5_MoeForCausalLM": _GROUPED
+    | _PLAIN
+    | {
+        "model_type": "ernie4_5_moe",
+        "head_dim": 16,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": 32,
+        "tie_word_embeddings": False,
+    },
+    "FalconH1ForCausalLM": _GROUPED
+    | _PLAIN
+    | _MAMBA
+    | _ALL_FACTORS
+    | {"model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_rms_norm": True, "head_dim": 16},
     "FalconForCausalLM": _FEWEST | {"model_type": "falcon"},
     "GPT2LMHeadModel": _GPT2 | {"model_type": "gpt2"},
     "GPTJForCausalLM": _GPT2 | {"model_type": "gptj", "rotary_dim": 4},
@@ -220,7 +251,16 @@ TINY: dict[str, dict[str, Any]] = {
     | _EXPERTS
     | _MAMBA
     | _LINEAR_OF_THREE
-    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 40},
+    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 40, "mamba_n_groups": 1},
+    "HunYuanDenseV1ForCausalLM": _GROUPED
+    | {
+        "model_type": "hunyuan_v1_dense",
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+    },
+    "HunYuanMoEV1ForCausalLM": _GROUPED
+    | _PLAIN
+    | {"model_type": "hunyuan_v1_moe", "head_dim": 16, "num_experts": 8, "moe_topk": 3},
     "InternLM2ForCausalLM": _GROUPED
     | {
         "model_type": "internlm2",
@@ -238,6 +278,15 @@ TINY: dict[str, dict[str, Any]] = {
         "block_multiple_of": 16,
         "layer_types": ["conv", _FULL, "conv"],
         "tie_word_embeddings": True,
+    },
+    "Lfm2MoeForCausalLM": _GROUPED
+    | _PLAIN
+    | _SMALL_EXPERTS
+    | {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+        "layer_types": ["conv", _FULL, "conv"],
     },
     "LlamaForCausalLM": _GROUPED | _STRETCHED | {"model_type": "llama"},
     "MinistralForCausalLM": _GROUPED
@@ -286,6 +335,10 @@ TINY: dict[str, dict[str, Any]] = {
     | _DELTA
     | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 40, "mlp_only_layers": [2]},
     "Qwen3_5ForCausalLM": _GROUPED | _DELTA | {"model_type": "qwen3_5_text"},
+    "Qwen3_5MoeForCausalLM": _GROUPED
+    | _SMALL_EXPERTS
+    | _DELTA
+    | {"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 40},
     "Qwen3ForCausalLM": _GROUPED | _PLAIN | {"model_type": "qwen3", "head_dim": 16},
     "SeedOssForCausalLM": _GROUPED | _PLAIN | {"model_type": "seed_oss", "head_dim": 16},
     "SmolLM3ForCausalLM": _GROUPED
@@ -299,8 +352,16 @@ TINY: dict[str, dict[str, Any]] = {
 """A config for every architecture of octavo's own."""
 
 
-RECURRENT = ["GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"]
-"""Those with states, which run on one CPU."""
+RECURRENT = [
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+]
+"""Those with states, which run on one device."""
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:

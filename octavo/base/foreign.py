@@ -74,7 +74,6 @@ SAMPLING = {
     ),
     "watermarking": Foreign((None,), "watermarks are not there yet; logits_processors can add one."),
     "trace_decode_token_ids": Foreign((None,), "octavo keeps no trace of decoding: leave it None."),
-    "routed_experts_prompt_start": Foreign((None, 0), "octavo does not return routed experts: leave it 0."),
     "skip_clone": Foreign((None, False, True), "give True or False; parameters are copied in any case."),
 }
 """Keywords of SamplingParams."""

@@ -80,7 +80,6 @@ _ENGINE_REFUSED = {
     "Weights in host memory are always copied ahead.": "offload_backend=prefetch",
     "Parsers cannot be added yet: name one that is there, reasoning_parser.": "reasoning_parser_plugin",
     "There are no watermarks: a class in logits_processors can add one.": "watermark_config",
-    "Reporting of routed experts is not supported yet.": "enable_return_routed_experts?",
     "Reporting of the sampling mask is not supported yet.": "return_sampling_mask?",
     "Output beside the text is not supported yet.": "aux_output_config",
     "octavo keeps no trace of decoding.": "enable_trace_replay?",

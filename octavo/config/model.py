@@ -115,6 +115,9 @@ class ModelConfig(metaclass=Concern):
         ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
     chat_template: str = option("", "File with a Jinja chat template; empty = the model's own.")
+    enable_return_routed_experts: bool = option(
+        False, "Tell which experts took each token: routed_experts of finished outputs."
+    )
     enable_prompt_embeds: bool = option(False, "Take prompts that are given as embeddings (prompt_embeds).")
     logits_processors: list[str] = option(
         [], "Classes derived from octavo.LogitsProcessor, by name: package.module:Class."

@@ -80,6 +80,11 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     )
     if (num_stages := parallel.pipeline_parallel_size) > 1 and pooling is not None:
         raise Unsupported(f"pipeline_parallel_size={num_stages}: pooling models run in one stage.")
+    if model.enable_return_routed_experts and (
+        num_stages > 1 or pooling is not None or args.speculative_config
+    ):
+        text = "for models that generate, in one stage only, without speculation"
+        raise Unsupported(f"enable_return_routed_experts: {text}.")
     config = EngineConfig(
         model=model,
         cache=_cache(args, parallel.device_kind, model.dtype),

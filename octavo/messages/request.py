@@ -189,6 +189,19 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     ranks: list[int]
 
 
+class RoutedTokens(msgspec.Struct, array_like=True, gc=False):
+    """The experts that took some neighbouring tokens.
+
+    start: position of the first; ids: [tokens, layers, top_k] unsigned integers of `num_bytes` each
+    """
+
+    start: int
+    ids: bytes
+    layers: int
+    top_k: int
+    num_bytes: int
+
+
 class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """What one step brought for one request."""
 
@@ -219,6 +232,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """Of the weights that made the tokens; empty for those of the start."""
     source: KVSource | None = None
     """In the end: where another engine finds its prompt, if that was asked for."""
+    routes: list[RoutedTokens] = []
+    """Which experts took tokens that are computed, if that is told."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":

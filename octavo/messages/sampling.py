@@ -36,6 +36,7 @@ _INTEGERS = {
     "stream_interval": (1, "at least 1"),
     "thinking_token_budget": (-1, "non-negative or -1"),
     "prompt_logprob_start": (0, "at least 0"),
+    "routed_experts_prompt_start": (0, "at least 0"),
 }
 """The least that is allowed, and how it is said."""
 _OPTIONAL = ("timeout_s", "best_of", "max_tokens", "seed", "stream_interval", "thinking_token_budget")
@@ -163,6 +164,8 @@ class SamplingParams(
     """Functions that change this request's logits: (output_ids, logits) → logits, a tensor [vocab_size], or
     the same with prompt_ids before. Only where the core runs in the caller's process: LLM, LLMEngine."""
     extra_args: dict[str, Any] | None = None
+    routed_experts_prompt_start: int = 0
+    """With enable_return_routed_experts: prompt tokens to leave out at the beginning of `routed_experts`."""
     bad_words_token_ids: list[list[int]] | None = None
     """`bad_words` as token sequences; filled by the input processor, not by users."""
     thinking_tag_ids: list[list[int]] | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from octavo.messages.pooling import Pooled
-from octavo.messages.request import RequestSpec, TokenLogprobs
+from octavo.messages.request import RequestSpec, RoutedTokens, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 UNTOLD = -1
@@ -143,3 +143,5 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result")
     """By place: tokens guessed to follow the last one sampled."""
     draft_s: float = 0.0
     """Seconds that guessing took."""
+    routes: dict[str, list[RoutedTokens]] = {}
+    """Which experts took the tokens of each request that are computed, if that is told."""

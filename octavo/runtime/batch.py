@@ -4,8 +4,9 @@ Made by worker/prepare, read by models, layers and attention. Ragged: the tokens
 after the other, without padding. T = tokens of the step, R = requests of the step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -91,6 +92,8 @@ class ForwardBatch(Ragged):
     """In layers that are causal otherwise."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    """The same of what else depends on positions (layers/positions)."""
     token_types: torch.Tensor | None = None
     """[T] int64, 1 for tokens of the second text of a pair; None = all 0."""
     position_bias: PositionBias | None = None

@@ -11,7 +11,6 @@ from tests.model_driver import greedy, load, prompt_logits
 from tests.parity.test_config_variants import VARIANTS
 from tests.parity.test_tiny_gguf import CONFIGS
 from tests.tiny_models import (
-    RECURRENT,
     make_oracle,
     make_prompts,
     oracle_greedy,
@@ -23,7 +22,7 @@ from tests.tiny_models import (
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=[name for name in MODELS.names() if name not in RECURRENT])
+@pytest.fixture(scope="module", params=MODELS.names())
 def pair(request, tmp_path_factory):
     """The oracle of one architecture, and its checkpoint."""
     oracle = make_oracle(tiny_config(request.param))
@@ -54,8 +53,10 @@ def test_bf16_on_gpu(pair):
     exact = oracle_logits(oracle, prompt)
     rounded = oracle_logits(copy.deepcopy(oracle).bfloat16(), prompt)
     ours = prompt_logits(load(folder, device="cuda", dtype="bfloat16"), [prompt])[0].float()
-    spread = (rounded - exact).norm() / exact.norm()
-    assert (ours - exact).norm() / exact.norm() <= 1.5 * spread + 1e-3
+    errors = [(x - exact).norm(dim=-1) / exact.norm(dim=-1) for x in (ours, rounded)]
+    # Rounding changes which experts some tokens take: there their median counts.
+    off, spread = (x.median() if "oe" in folder.name or "Llama4" in folder.name else x.norm() for x in errors)
+    assert off <= 1.5 * spread + 1e-3
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS.values(), ids=VARIANTS)

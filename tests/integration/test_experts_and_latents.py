@@ -14,7 +14,15 @@ EXACT = {"activations": "float32", "kv_cache_dtype": "float32"}
 
 
 @pytest.fixture(
-    scope="module", params=["Qwen2MoeForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"]
+    scope="module",
+    params=[
+        "Qwen2MoeForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "HunYuanMoEV1ForCausalLM",
+        "Llama4ForCausalLM",
+        "Ministral3ForCausalLM",
+    ],
 )
 def pair(request, tmp_path_factory):
     oracle = make_oracle(tiny_config(request.param))

@@ -17,7 +17,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detoken
 OPTIONS = {"dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_model_len": 240}
 EXACT = {"activations": "float32", "kv_cache_dtype": "float32", "mamba_block_size": 4}
 LENGTHS = (100, 1, 9, 90, 150)
-BLOCKS = {"GraniteMoeHybridForCausalLM": 8, "Lfm2ForCausalLM": 110}
+BLOCKS = {"FalconH1ForCausalLM": 14, "GraniteMoeHybridForCausalLM": 8}
+BLOCKS |= dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 110)
 """That hold less than two of the five requests at their ends; of the others 25."""
 
 
@@ -162,7 +163,7 @@ def test_a_state_takes_what_it_says(tmp_path, monkeypatch):
             Unsupported,
             "Speculation",
         ),
-        ({"tensor_parallel_size": 2}, Unsupported, "Recurrent layers run on one CPU"),
+        ({"tensor_parallel_size": 2}, Unsupported, "Recurrent layers run on one device"),
     ],
 )
 def test_what_is_refused(tmp_path, options, error, text):

@@ -14,7 +14,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.recurrent import RecurrentKernels
+from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import Draws, Limits, Scored, TokenLists, Truncation, Words
 from octavo.runtime.kernels.triton import attention, launch, tiles
@@ -25,8 +25,6 @@ from tests.kernel_cases import CASES, OPS, TRUNCATE_AND_DRAW, Case, assert_close
 # The interpreter computes with NumPy, which warns of overflows.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 REF, TRITON = ref_table(), cuda_table()
-TRITON_OPS = [op for op in OPS if op not in RecurrentKernels.__dataclass_fields__]
-"""On a GPU recurrent layers compute with their references."""
 SHARES = 8  # tests per op: so many processes can compile at once
 STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3, "truncate": 4}
 """In the interpreter only every n-th case is run."""
@@ -53,15 +51,25 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
         if isinstance(value, HeadNorms):
             return HeadNorms(*map(move, value))
         if isinstance(value, HeadInputs):
-            return HeadInputs(*map(move, value))
+            factors = None if value.q_factors is None else value.q_factors.to(DEVICE)
+            return HeadInputs(*map(move, value[:-1]), factors)
         if isinstance(value, Ragged):
             return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
         if isinstance(value, Packed):
             return value._replace(blocks=value.blocks.to(DEVICE))
         if isinstance(value, Scores):
             return value._replace(sinks=None if value.sinks is None else value.sinks.to(DEVICE))
-        if isinstance(value, Shared | ExpertForm | TokenLists | Scored | Stacks | Words):
+        if isinstance(
+            value, Shared | ExpertForm | TokenLists | Scored | Stacks | Words | Conv | Scanned | GateForm
+        ):
             return type(value)(*map(move, value))
+        if isinstance(value, Decay):
+            return Decay(*(part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in value))
+        if type(value) is tuple:  # of factors
+            return tuple(map(move, value))
+        if isinstance(value, States):
+            shared = value.cache[:, :1].to(DEVICE).expand_as(value.cache)
+            return States(shared, value.offset, *map(move, value[2:]))
         if isinstance(value, Draws | Limits | Truncation | Routing):
             return type(value)(*(part.to(DEVICE) for part in value))
         if not isinstance(value, torch.Tensor):
@@ -95,7 +103,7 @@ def _kept(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", [*TRITON_OPS, *TRUNCATE_AND_DRAW])
+@pytest.mark.parametrize("op", [*OPS, *TRUNCATE_AND_DRAW])
 def test_kernel_equals_twin(op: str, share: int) -> None:
     for case in cases(op)[share::SHARES]:
         tolerance = case.tolerance
@@ -112,7 +120,7 @@ ALWAYS_WIDE = {"ban", "block_dequantize", "count", "forbid", "penalize", "row_li
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", [op for op in TRITON_OPS if op not in ALWAYS_WIDE])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ALWAYS_WIDE])
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the reference's own roundings."""
     for case in cases(op)[share::SHARES]:

@@ -93,6 +93,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_untied": (COHERE, {"tie_word_embeddings": False, "rope_parameters": YARN}),
     "cohere2_pattern": (COHERE2, {"layer_types": None, "num_hidden_layers": 5}),
     "cohere2_other_pattern": (COHERE2, {"layer_types": None, "sliding_window_pattern": 2}),
+    "falcon_h1_without_norms": ("FalconH1ForCausalLM", {"mamba_rms_norm": False}),
+    "falcon_h1_norms_behind": ("FalconH1ForCausalLM", {"mamba_norm_before_gate": False, "mlp_bias": True}),
+    "llama4_one_chunk": (
+        "Llama4ForCausalLM",
+        {"attention_chunk_size": 256, "attn_temperature_tuning": False},
+    ),
     "cohere2_global_only": (COHERE2, {"layer_types": [FULL] * 3, "attention_bias": True}),
 }
 

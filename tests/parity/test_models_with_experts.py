@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint
 from octavo.runtime.layers.experts import ExpertsArch
 from octavo.runtime.layers.rotary import Rope
 from octavo.runtime.models.interface import MODELS
@@ -171,15 +171,6 @@ def test_bad_configs(tmp_path, entries, text):
     folder = save(make_oracle(tiny_config("Qwen3MoeForCausalLM")), tmp_path)
     with pytest.raises(BadCheckpoint, match=text):
         load(edit_config(folder, **entries))
-
-
-@pytest.mark.parametrize(("family", "length"), [("Llama4ForCausalLM", 8191), ("Ministral3ForCausalLM", 256)])
-def test_contexts_that_would_need_more_are_refused(family, length):
-    """Chunks, and scores that grow with the position, begin behind these."""
-    config, read = tiny_config(family), MODELS.load(family).arch_from_hf
-    assert read(config | {"max_model_len": length})
-    with pytest.raises(Unsupported, match=f"max_model_len to {length} or less"):
-        read(config | {"max_model_len": length + 1})
 
 
 def test_windows_of_exaone():

@@ -142,7 +142,7 @@ def test_company_changes_no_bit(tmp_path, architecture):
         ("Qwen3NextForCausalLM", {"linear_key_head_dim": 24}, Unsupported, "by 16; this model has 24"),
         (
             "GraniteMoeHybridForCausalLM",
-            {"mamba_n_heads": 5},
+            {"mamba_n_heads": 5, "mamba_n_groups": 2},
             BadCheckpoint,
             "5 recurrent heads cannot",
         ),

@@ -20,7 +20,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
     if result.prompt_logprobs:
         _keep_fresh_prompt_logprobs(plan, result)
     errors, prompt_logprobs = result.errors, result.prompt_logprobs
-    brings_tokens_only = not (errors or prompt_logprobs or result.logprobs)
+    brings_tokens_only = not (errors or prompt_logprobs or result.logprobs or result.routes)
     outputs = []
     for place, drafts in plan.drafts.items():
         plan.requests[place].num_unsure -= len(drafts)
@@ -38,7 +38,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
             outputs.append(last_output(request, errors[request.request_id]))
         elif request.request_id in result.pooled:
             outputs.append(_complete(request, result, tracker))
-        elif token_ids or request.request_id in prompt_logprobs:
+        elif token_ids or request.request_id in prompt_logprobs or request.request_id in result.routes:
             try:
                 outputs.append(_advance(request, token_ids, result, tracker))
             except RequestError as error:
@@ -88,6 +88,7 @@ def _advance(
         output.logprobs = logprobs[: len(output.new_token_ids)]
     if result.prompt_logprobs:
         output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
+    output.routes = result.routes.get(request.request_id, [])
     return output
 
 

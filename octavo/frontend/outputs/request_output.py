@@ -82,6 +82,8 @@ class CompletionOutput:
     """With finish_reason "error": what went wrong."""
     lora_request: Any = None
     routed_experts: Any = None
+    """In the end, with enable_return_routed_experts: the experts of each token but the last, whose layers
+    have not computed it, as a numpy array [tokens, layers, k]."""
     sampling_mask: Any = None
     spec_decode_metrics: Any = None
     weight_versions: list[WeightVersionSpan] | None = None

@@ -8,6 +8,7 @@ not yet handed to the user is kept apart as the news.
 from octavo.base import faults
 from octavo.frontend.outputs.logprobs import LogprobSpeller, SampleLogprobs, kept_logprobs
 from octavo.frontend.outputs.request_output import CompletionOutput, WeightVersionSpan
+from octavo.frontend.outputs.routed_experts import RoutedExperts
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ class SequenceOutput:
         self, index: int, params: SamplingParams, prompt_ids: list[int], tokenizer: Tokenizer | None
     ) -> None:
         self.index = index
+        self._num_prompt_tokens = len(prompt_ids)
+        self._routes = RoutedExperts()
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.cumulative_logprob = 0.0
@@ -52,6 +55,8 @@ class SequenceOutput:
     def feed(self, output: EngineOutput) -> bool:
         """Add what a step brought; True when a stop string ended the sequence, so the core must drop it."""
         token_ids = output.new_token_ids
+        if output.routes:
+            self._routes.take(output.routes)
         if output.weight_version or self._weight_starts:
             self._note_weights(output.weight_version or "default")
         if output.finish_reason is FinishReason.STOP and token_ids and not output.ended_by_text:
@@ -95,6 +100,8 @@ class SequenceOutput:
             completion.finish_reason = self.finish_reason.value
             completion.stop_reason, completion.error = self._stop_reason, self._error
             completion.weight_versions = self._weight_versions()
+            computed = self._num_prompt_tokens + len(self.token_ids) - 1
+            completion.routed_experts = self._routes.of(self._params.routed_experts_prompt_start, computed)
             self._end_taken = True
         self._num_taken = len(self.token_ids)
         return completion

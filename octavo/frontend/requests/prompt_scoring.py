@@ -15,7 +15,10 @@ from octavo.messages.sampling import SamplingParams
 def check_prompt_scoring(
     params: SamplingParams, num_tokens: int, *, given_as_embeds: bool, is_soft: bool
 ) -> None:
-    """What of the prompt is to be scored must be there. Raises RequestError."""
+    """What of the prompt is to be scored, or told, must be there. Raises RequestError."""
+    if params.routed_experts_prompt_start > num_tokens:
+        name, given = "routed_experts_prompt_start", params.routed_experts_prompt_start
+        raise RequestError(f"{name} must be between 0 and {num_tokens}, got {given}.", name)
     candidates, start = params.prompt_candidates, params.prompt_logprob_start
     if given_as_embeds and (candidates or params.prompt_logprobs is not None):
         name = "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"

@@ -29,11 +29,13 @@ class HeadNorms(NamedTuple):
     """RMS norms over every head of queries and of keys; without a weight of queries, of keys only.
 
     Weights: [D], of the activations' type; of keys only, [C]: their last C components are normalised.
+    follows_rotation: instead of preceding it
     """
 
     q_weight: Tensor | None
     k_weight: Tensor
     eps: float
+    follows_rotation: bool = False
 
 
 class HeadInputs(NamedTuple):
@@ -41,6 +43,7 @@ class HeadInputs(NamedTuple):
 
     q:    [T, num_heads, D], token-strided; it and k may be overwritten
     k, v: [T, num_kv_heads, D], token-strided
+    q_factors: [T] float32, contiguous: what all queries of a token are multiplied by in the end
     """
 
     q: Tensor
@@ -48,6 +51,7 @@ class HeadInputs(NamedTuple):
     v: Tensor
     rotation: Rotation | None = None
     norms: HeadNorms | None = None
+    q_factors: Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -83,10 +83,13 @@ class Shared(NamedTuple):
 class Route(Protocol):
     """Choose experts."""
 
-    def __call__(self, logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | None = None
+    ) -> Routing:
         """Return the experts with the highest scores, the best first; of equal ones the lowest.
 
         logits: [T, E]; bias: [E] float32, added to scores for the choice, not in the weights.
+        ids: where to put them, [T, k] int32, contiguous
         Where a row is not finite, its weights are NaN.
         """
 

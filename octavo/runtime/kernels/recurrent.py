@@ -1,7 +1,8 @@
 """The family of recurrent layers: what a token adds to the state of its request, and reads of it.
 
 T = tokens, R = requests, C = channels, H = heads of P values each, G = groups of heads with keys and queries
-of N components in common. Tokens are added up in their order: neither chunks nor company change a bit.
+of N components in common. On a CPU tokens are added up in their order: neither chunks nor company change
+a bit.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import Ragged
+
+SCAN_CHUNK = 32
+"""Tokens that pass a state at once where scans go by chunks."""
 
 
 class States(NamedTuple):

@@ -15,7 +15,7 @@ from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
 from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.recurrent import RecurrentKernels, Scanned
+from octavo.runtime.kernels.recurrent import SCAN_CHUNK, RecurrentKernels, Scanned
 from octavo.runtime.kernels.ref.elementwise import join, rotary_tables
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
@@ -67,7 +67,7 @@ def _activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1] // (1 + gated)))
 
 
-def _route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+def _route(logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | None = None) -> Routing:
     size = len(logits), router.top_k
     return Routing(logits.new_empty(size, dtype=torch.int32), logits.new_empty(size, dtype=torch.float32))
 
@@ -100,6 +100,9 @@ def _rows_like(x: Tensor, *others: Any) -> Tensor:
 
 
 def _scan(new: Scanned, *others: Any) -> Tensor:
+    """Make the inverses of chunks before the result, by the delta rule."""
+    if new.strengths is not None:
+        new.values.new_empty((*new.values.shape[:2], SCAN_CHUNK), dtype=torch.float32)
     return new.values.new_empty(new.values.shape)
 
 

@@ -9,6 +9,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.positions import within_chunks
 
 
 class Attention(nn.Module):
@@ -34,6 +35,7 @@ class Attention(nn.Module):
         self._backend, self._kernels = build.attention, build.kernels.attention
         precision = build.attention.input_precision
         self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only, sinks)
+        self._chunk = 0
 
     def forward(
         self,
@@ -43,6 +45,7 @@ class Attention(nn.Module):
         batch: ForwardBatch,
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
+        q_factors: Tensor | None = None,
     ) -> Tensor:
         """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
         if (bias := batch.position_bias) is not None:
@@ -59,13 +62,20 @@ class Attention(nn.Module):
                 k = k / k_scale
             else:
                 norms = norms._replace(k_weight=norms.k_weight / k_scale)
-        new, layer_id = HeadInputs(q, k, v, rotation, norms), self.layer_id
+        new, layer_id = HeadInputs(q, k, v, rotation, norms, q_factors), self.layer_id
         if self.is_causal:
             cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
+            if self._chunk:
+                group = batch.group_of_layer[layer_id]
+                tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2])
         else:
             cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
         seen = self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
         return seen if self._kv_scales is None else seen * self._kv_scales[1]
+
+    def see_chunks(self, size: int) -> None:
+        """Let tokens see no chunk of so many positions but their own, which the cache's window covers."""
+        self._chunk, self._scores = size, self._scores._replace(sliding_window=0)
 
     def use_kv_scales(self, keys: float, values: float) -> None:
         """Store keys and values divided by these numbers, as a narrow cache needs it."""

@@ -75,6 +75,9 @@ class Experts(nn.Module):
     Each rank has a part of every expert; or, with expert parallelism, some of them whole.
     """
 
+    routes: Tensor | None = None
+    """Where the ids of a step's experts are left, [most tokens, k] int32, if somebody reads them."""
+
     def __init__(self, arch: ExpertsArch, build: BuildContext, size: int) -> None:
         super().__init__()
         self.router = RouterLinear(build.at("router"), size, arch.num_experts, arch.router_bias)
@@ -85,6 +88,7 @@ class Experts(nn.Module):
             ReplicatedLinear(build.at("shared_gate"), size, 1, False) if arch.gates_shared else None
         )
         bias = self.choice.bias if self.choice else None
+        self.num_experts, self.top_k = arch.num_experts, arch.router.top_k
         self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
         self._skips_foreign = build.kernels.experts.skips_foreign
         self._parallel = build.parallel
@@ -102,7 +106,7 @@ class Experts(nn.Module):
 
     def _part(self, x: Tensor) -> Tensor:
         """Return what this rank adds to the sum over all."""
-        routing = self._route(self.router(x))
+        routing = self._route(self.router(x), ids=None if self.routes is None else self.routes[: len(x)])
         is_split = self._parallel.ep.size > 1
         return self._compute_own(x, routing) if is_split else self.experts(x, routing, self._share(x))
 

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.kernels.activations import Activate, Activation
-from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
 from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.parameter import vector
 
 GATES: dict[str, Activation] = {
     "silu": "silu",
@@ -35,6 +36,23 @@ def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Te
     if name not in table:
         raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")
     return table[name]
+
+
+class XIELU(Layer):
+    """An activation with learned slopes to both sides of 0 (https://arxiv.org/abs/2411.13010)."""
+
+    def __init__(self, build: BuildContext) -> None:
+        super().__init__()
+        names, one = ("alpha_p", "alpha_n", "beta", "eps"), vector(1)
+        self._learned = [self.make_vector(build, one, name, torch.float32) for name in names]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return alpha_p x^2 + beta x above 0, alpha_n (e^min(x, eps) - 1 - x) + beta x below."""
+        alpha_p, alpha_n, beta, eps = self._learned
+        wide = x.float()
+        above = functional.softplus(alpha_p) * wide.square()
+        below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
+        return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,12 @@ class MLP(nn.Module):
         down_bias = arch.bias or arch.down_bias
         self.down = RowLinear(build.at("down"), arch.intermediate_size, size, down_bias, reduces=reduces)
         self._kind, self._is_gated = GATES.get(arch.activation), arch.gated
-        self._activation = make_activation(arch.activation, build.kernels.activate, gated=arch.gated)
+        self._activation: Callable[[Tensor], Tensor]
+        if arch.activation == "xielu" and not arch.gated:
+            self.slopes = XIELU(build.at("slopes"))
+            self._activation = self.slopes.forward
+        else:
+            self._activation = make_activation(arch.activation, build.kernels.activate, gated=arch.gated)
         self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class RecurrentArch:
     """A convolution over the last `taps` inputs of each channel, before a scan or between two gates.
 
     size: channels where there is no scan; bias: of projections
+    has_norm, norm_first: of what Mamba-2 gives, before the gate or of the product
     """
 
     is_causal: ClassVar[bool] = True
@@ -67,6 +68,8 @@ class RecurrentArch:
     bias: bool = False
     conv_bias: bool = False
     scan: ScanArch | None = None
+    has_norm: bool = True
+    norm_first: bool = False
 
     @property
     def channels(self) -> int:
@@ -75,8 +78,8 @@ class RecurrentArch:
 
     def kv_spec(self, build: BuildContext) -> StateKV:
         """Return the state of one layer. Raises BadCheckpoint, Unsupported."""
-        if max(build.parallel.tp_size, build.parallel.pp.size) > 1 or build.device.type == "cuda":
-            raise Unsupported("Recurrent layers run on one CPU: leave out device and parallel sizes.")
+        if max(build.parallel.tp_size, build.parallel.pp.size) > 1:
+            raise Unsupported("Recurrent layers run on one device: leave out parallel sizes.")
         if not 2 <= self.taps <= 8:
             raise BadCheckpoint(f"A convolution takes 2 to 8 inputs; the config has {self.taps}.")
         matrices = self.scan.sizes["values"] * self.scan.key_size if self.scan else 0
@@ -109,8 +112,10 @@ class Recurrent(Layer):
             rate, bias = (self.make_vector(build, heads, name, kind) for name in ("rate", "step_bias"))
             skip = None if scan.is_delta else self.make_vector(build, heads, "skip", kind)
             self._decay = Decay(rate, bias, skip, scan.limits)
-            norm = self.make_vector(build, vector(scan.value_size if scan.is_delta else inner), "norm")
-            self._form = GateForm(norm, eps, 1 if scan.is_delta else scan.num_groups, scan.is_delta)
+            normed = vector(scan.value_size if scan.is_delta else inner)
+            norm = self.make_vector(build, normed, "norm") if arch.has_norm else None
+            first = scan.is_delta or arch.norm_first
+            self._form = GateForm(norm, eps, 1 if scan.is_delta else scan.num_groups, first)
 
     def states(self, batch: ForwardBatch) -> States:
         """Return where the requests of the step have their states."""

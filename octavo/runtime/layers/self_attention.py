@@ -15,6 +15,7 @@ from octavo.runtime.layers.attention import Attention, check_heads
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
+from octavo.runtime.layers.positions import QueryFactors, QueryScale
 from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.quantization.method import Term
@@ -30,6 +31,7 @@ class HeadsArch:
     qk_norm: normalise each head of queries and keys, with weights that all heads share ("head"), or that each
              has its own, or without ("unit"); or all heads as one vector
     sinks:   each head has a score that joins its softmax, learned
+    chunk:   positions attend to those of their own chunk of so many; 0 = off
     """
 
     num_heads: int
@@ -40,6 +42,10 @@ class HeadsArch:
     is_causal: bool = True
     """Otherwise tokens see later ones, too, and nothing is kept between steps."""
     qk_norm: Literal["none", "unit", "head", "each_head", "all_heads"] = "none"
+    norms_rotated: bool = False
+    """Norms of single heads follow the rope instead of preceding it."""
+    query_scale: QueryScale | None = None
+    chunk: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -49,7 +55,8 @@ class HeadsArch:
     def kv_spec(self, tp_size: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
         """Return the cache of one rank, in numbers of this type. Raises ConfigError, Unsupported."""
         check_heads(self.num_heads, tp_size)
-        return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, sliding_window)
+        window = self.chunk or sliding_window
+        return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, window)
 
 
 class SelfAttention(nn.Module):
@@ -82,6 +89,7 @@ class SelfAttention(nn.Module):
         self._num_gates = heads if arch.has_gate else 0
         self._multiply = build.kernels.recurrent.gate
         self._fused_norms, self._has_norms = None, arch.qk_norm != "none"
+        self._factors = QueryFactors(arch.query_scale, build) if arch.query_scale else None
         if arch.qk_norm == "unit":
             ones = torch.ones(head_dim, dtype=build.compute_dtype, device=build.device)
             self._fused_norms = HeadNorms(ones, ones, norm.eps)
@@ -90,7 +98,8 @@ class SelfAttention(nn.Module):
             self.k_norm = _make_head_norm(arch, norm, build.at("k_norm"), kv_heads)
             if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
                 # One kernel applies them on the way into the cache.
-                self._fused_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, norm.eps)
+                weights = self.q_norm.weight, self.k_norm.weight
+                self._fused_norms = HeadNorms(*weights, norm.eps, arch.norms_rotated)
         kv_dtype = build.kv_dtype if arch.is_causal else build.compute_dtype
         spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
         self.sinks = _Sinks(build.at("sinks"), heads) if arch.sinks else None
@@ -103,6 +112,8 @@ class SelfAttention(nn.Module):
             is_causal=arch.is_causal,
             sinks=self.sinks.weight if self.sinks else None,
         )
+        if arch.chunk:
+            self.attention.see_chunks(arch.chunk)
         self.out = RowLinear(build.at("out"), heads * head_dim, size, arch.out_bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
@@ -123,7 +134,8 @@ class SelfAttention(nn.Module):
         if self._has_norms and self._fused_norms is None:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        seen = self.attention(q, k, v, batch, rotation, self._fused_norms)
+        factors = self._factors.of_step(batch) if self._factors else None
+        seen = self.attention(q, k, v, batch, rotation, self._fused_norms, factors)
         return self._gather(self._multiply(seen, gates, _BY_SIGMOID) if count else seen, rows)
 
 

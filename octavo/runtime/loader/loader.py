@@ -23,6 +23,7 @@ from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.layers.recurrent import RecurrentArch
+from octavo.runtime.layers.side_by_side import SideBySideArch
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.kv_scales import use_kv_scales
 from octavo.runtime.loader.mmproj import read_mmproj
@@ -223,10 +224,12 @@ def _cut(
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
     """Return the cache of each layer with attention on one rank. Raises ConfigError, Unsupported."""
     dtype = dtype_of(config.cache.kv_cache_dtype)
+    bodies = ((layer.attention, layer.sliding_window) for layer in arch.layers)
+    heads = ((y.heads if isinstance(y, SideBySideArch) else y, window) for y, window in bodies)
     return [
-        layer.attention.kv_spec(parallel.tp_size, dtype, layer.sliding_window)
-        for layer in arch.layers
-        if layer.attention.is_causal and not isinstance(layer.attention, RecurrentArch)
+        body.kv_spec(parallel.tp_size, dtype, window)
+        for body, window in heads
+        if body.is_causal and not isinstance(body, RecurrentArch)
     ]
 
 

@@ -25,6 +25,7 @@ from octavo.runtime.layers.rotary import (
     YarnRope,
 )
 from octavo.runtime.layers.self_attention import HeadsArch
+from octavo.runtime.layers.side_by_side import SideBySideArch
 
 Config = dict[str, Any]
 Place = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
@@ -57,7 +58,7 @@ class LayerArch:
     sliding_window: positions a query sees, 0 = all; rope: None = no rotation
     """
 
-    attention: HeadsArch | LatentArch | RecurrentArch
+    attention: HeadsArch | LatentArch | RecurrentArch | SideBySideArch
     feed_forward: DenseArch | ExpertsArch
     sliding_window: int = 0
     rope: Rope | None = None
@@ -124,7 +125,7 @@ class Arch:
 def read_arch(
     config: Config,
     *,
-    attention: HeadsArch | LatentArch | None = None,
+    attention: HeadsArch | LatentArch | SideBySideArch | None = None,
     feed_forward: DenseArch | ExpertsArch | None = None,
     interleaved_rope: bool = False,
     **own: Any,
@@ -189,7 +190,7 @@ def read_norm(config: Config) -> NormArch:
 
 def read_layers(
     config: Config,
-    attention: HeadsArch | LatentArch,
+    attention: HeadsArch | LatentArch | SideBySideArch,
     feed_forward: DenseArch | ExpertsArch,
     interleaved: bool = False,
 ) -> tuple[LayerArch, ...]:

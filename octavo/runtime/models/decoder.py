@@ -7,6 +7,7 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.attention_norm  .attention.{qkv, q_norm, k_norm, out}  .attention_out_norm
     layers.*.attention.{q_a, q_norm, q, kv_a, kv_norm, heads, out}, of latent attention
     layers.*.attention.{project, conv, conv_bias, rate, step_bias, skip, norm, out}, of recurrent layers
+    layers.*.attention.{heads, recurrent}, of layers with both, each with parts as above
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
     layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
@@ -28,11 +29,12 @@ from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
+from octavo.runtime.layers.side_by_side import SideBySide, SideBySideArch
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, layer_of, to
 
-ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention}
+ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention, SideBySideArch: SideBySide}
 FEED_FORWARDS = {DenseArch: MLP, ExpertsArch: Experts}
 """The bodies of layers, by what describes them."""
 
@@ -55,7 +57,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = norm("attention_in", "attention_norm")
         body, place, window = layer.attention, build.at("attention"), layer.sliding_window
         cache_id = layer_id - build.parallel.first_layer
-        self.attention: SelfAttention | LatentAttention | Recurrent
+        self.attention: SelfAttention | LatentAttention | Recurrent | SideBySide
         if isinstance(body, RecurrentArch):
             self.attention = Recurrent(body, place, cache_id, size, arch.norm.eps)
         else:

@@ -1,8 +1,21 @@
-"""LFM2 has short convolutions between gates in most layers, attention in the others."""
+"""LFM2 has short convolutions between gates in most layers, attention in the others; also with experts."""
 
+from dataclasses import replace
+
+from octavo.runtime.layers.experts import Router
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.recurrent import RecurrentArch
-from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, read_rope, size_of
+from octavo.runtime.models import experts
+from octavo.runtime.models.arch import (
+    Arch,
+    Config,
+    factor_of,
+    read_arch,
+    read_dense,
+    read_heads,
+    read_rope,
+    size_of,
+)
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.recurrent import conv_rows, with_recurrent_layers
 from octavo.runtime.models.weights import to
@@ -49,6 +62,38 @@ class LFM2(Decoder):
         )
         conv = RecurrentArch(taps=config.get("conv_L_cache", 3), size=size, bias=bias, conv_bias=bias)
         return with_recurrent_layers(config, arch, conv)
+
+
+class LFM2MoE(LFM2):
+    """Experts are chosen by sigmoid and a bias that balances them; the first layers are dense."""
+
+    WEIGHTS = LFM2.WEIGHTS.replace(
+        experts.stacked("layers.*.feed_forward.experts")
+        | experts.apart("layers.*.feed_forward.experts.*", "w1", "w3", "w2")
+        | {
+            "layers.*.feed_forward.gate": to("layers.*.mlp.router"),
+            "layers.*.feed_forward.expert_bias": to("layers.*.mlp.choice.bias"),
+        }
+    )
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Add the experts to the layers behind the dense ones."""
+        config = {"block_auto_adjust_ff_dim": False} | config
+        arch, first = LFM2.arch_from_hf(config), config.get("num_dense_layers", 2)
+        router = Router(
+            experts.top_k_of(config),
+            "sigmoid",
+            normalises=bool(config.get("norm_topk_prob", True)),
+            epsilon=1e-6,
+            factor=factor_of(config, "routed_scaling_factor"),
+        )
+        has_bias = bool(config.get("use_expert_bias", True))
+        body = experts.read_experts(config, router, choice_bias=has_bias)
+        layers = enumerate(arch.layers)
+        return replace(
+            arch, layers=tuple(y if i < first else replace(y, feed_forward=body) for i, y in layers)
+        )
 
 
 def _inner_size(config: Config) -> int:

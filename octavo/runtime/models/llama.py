@@ -5,11 +5,11 @@ Mixtral is a Mistral with experts.
 
 import torch
 
-from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import Stored
+from octavo.runtime.layers.positions import QueryScale
 from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch
+from octavo.runtime.models.arch import Arch, Config, LayerArch, factor_of, read_arch, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
 
@@ -44,20 +44,20 @@ class Mistral(Llama):
 
 
 class Ministral3(Llama):
-    """Ministral 3 scales queries behind the context that its rope was made for, which octavo does not."""
+    """Ministral 3 scales queries behind the context that its rope was made for."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Refuse such contexts with Unsupported."""
+        """Read by how much, from the rope."""
         given: Config = {"head_dim": 128, "rms_norm_eps": 1e-5} | config
         rope: Config = given.get("rope_parameters") or given.get("rope_scaling") or {}
-        longest = rope.get("original_max_position_embeddings")
-        if rope.get("llama_4_scaling_beta") and longest and given.get("max_model_len", 0) > longest:
-            raise Unsupported(
-                f"Ministral 3 scales queries from position {longest} on, which octavo does not support: set "
-                f"max_model_len to {longest} or less."
-            )
-        return read_arch(given)
+        longest = given.get("max_model_len") or size_of(given, "max_position_embeddings")
+        scale = None
+        if rope.get("llama_4_scaling_beta") and rope.get("original_max_position_embeddings"):
+            unit = size_of(rope, "original_max_position_embeddings")
+            scale = QueryScale(factor=factor_of(rope, "llama_4_scaling_beta"), unit=unit, longest=longest)
+        scale = scale if scale and longest > scale.unit else None
+        return read_arch(given, attention=read_heads(given, query_scale=scale))
 
 
 class Mixtral(Llama):

@@ -1,14 +1,14 @@
-"""Llama 4 (text) has experts whose inputs are weighed, and layers that do not rotate.
+"""Llama 4 (text) has experts whose inputs are weighed, attention in chunks, and layers that do not rotate.
 
-Attention in chunks, and scores that grow with the position behind them, are not there: contexts end before.
+These see the whole context, with queries that grow with their position.
 """
 
 from dataclasses import replace
 
-from octavo.base.errors import Unsupported
 from octavo.runtime.layers.experts import Router
+from octavo.runtime.layers.positions import QueryScale
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.smollm3 import rotated_layers
 from octavo.runtime.models.weights import to
@@ -32,34 +32,30 @@ class Llama4(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Norms of queries and keys have no weights, and are on layers that rotate.
-
-        Raises Unsupported for a max_model_len beyond the first chunk.
-        """
-        config = _DEFAULTS | config
-        _check_length(config)
-        config |= {"layer_types": None, "sliding_window": None}
+        """Norms of queries and keys have no weights, and are on layers that rotate, as chunks are."""
+        config = _DEFAULTS | config | {"layer_types": None, "sliding_window": None}
         shared = read_dense(config)
         router = Router(experts.top_k_of(config), "sigmoid")
         feed_forward = experts.read_experts(config, router, weighs_inputs=True, shared=shared)
-        heads = read_heads(config)
-        normed = replace(heads, qk_norm="unit") if config.get("use_qk_norm", True) else heads
-        arch = read_arch(config, attention=normed, feed_forward=feed_forward, interleaved_rope=True)
+        longest, chunk = _longest(config), size_of(config, "attention_chunk_size", 8192)
+        norm = "unit" if config.get("use_qk_norm", True) else "none"
+        local = read_heads(config, qk_norm=norm, chunk=chunk if chunk < longest else 0)
+        whole = read_heads(config, query_scale=_query_scale(config, longest))
+        arch = read_arch(config, attention=local, feed_forward=feed_forward, interleaved_rope=True)
         pairs = zip(arch.layers, rotated_layers(config), strict=True)
-        layers = tuple(y if rotates else replace(y, rope=None, attention=heads) for y, rotates in pairs)
+        layers = tuple(y if rotates else replace(y, rope=None, attention=whole) for y, rotates in pairs)
         step = size_of(config, "interleave_moe_layer_step", 1)
         sparse = config.get("moe_layers") or range(step - 1, len(layers), step)
         dense = config | {"intermediate_size": config.get("intermediate_size_mlp", 16384)}
         return experts.with_dense_layers(dense, replace(arch, layers=layers), lambda i: i not in sparse)
 
 
-def _check_length(config: Config) -> None:
-    """Raise Unsupported where a position has keys in another chunk, or its scores another scale."""
-    longest = size_of(config, "attention_chunk_size", 8192)
-    if config.get("attn_temperature_tuning", True):
-        longest = min(longest, size_of(config, "floor_scale", 8192) - 1)
-    if (config.get("max_model_len") or 0) > longest:
-        raise Unsupported(
-            f"Llama 4 attends in chunks of {longest} tokens or so, and octavo to one chunk only: set "
-            f"max_model_len to {longest} or less."
-        )
+def _longest(config: Config) -> int:
+    return config.get("max_model_len") or size_of(config, "max_position_embeddings", 4096 * 32)
+
+
+def _query_scale(config: Config, longest: int) -> QueryScale | None:
+    unit = size_of(config, "floor_scale", 8192)
+    if not config.get("attn_temperature_tuning", True) or longest < unit:
+        return None
+    return QueryScale(factor=factor_of(config, "attn_scale", 0.1), unit=unit, longest=longest, shift=1)

@@ -74,6 +74,17 @@ class Qwen35(Decoder):
         return with_recurrent_layers(config, arch, delta)
 
 
+class Qwen35MoE(Qwen35):
+    """Qwen 3.5, the text model, with experts in all layers, and one that all tokens share."""
+
+    WEIGHTS = replace(Qwen2MoE.WEIGHTS.replace(_NAMES), ignored=_IGNORED)
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Add the experts, whose weights always add up to 1."""
+        return with_experts(_DEFAULTS | config | {"norm_topk_prob": True}, Qwen35.arch_from_hf(config))
+
+
 class Qwen3Next(Qwen35):
     """Qwen3-Next: experts in all layers, and one that all tokens share."""
 

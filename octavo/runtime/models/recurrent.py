@@ -30,11 +30,12 @@ def with_recurrent_layers(config: Config, arch: Arch, recurrent: RecurrentArch) 
 def read_mamba2(config: Config) -> RecurrentArch:
     """Read the sizes of Mamba-2 layers."""
     heads, limits = size_of(config, "mamba_n_heads"), config.get("time_step_limit") or (0.0, "inf")
+    expanded = size_of(config, "mamba_expand", 2) * size_of(config, "hidden_size")
     # JSON has no infinity: transformers writes {"__float__": "Infinity"}.
     least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits)
     scan = ScanArch(
         num_heads=heads,
-        value_size=size_of(config, "mamba_expand", 2) * size_of(config, "hidden_size") // heads,
+        value_size=size_of(config, "mamba_d_ssm", expanded) // heads,
         key_size=size_of(config, "mamba_d_state"),
         num_groups=size_of(config, "mamba_n_groups", 1),
         is_delta=False,
@@ -44,17 +45,17 @@ def read_mamba2(config: Config) -> RecurrentArch:
     return RecurrentArch(taps=size_of(config, "mamba_d_conv", 4), scan=scan, **biases)
 
 
-def scan_weights(prefix: str) -> dict[str, Target]:
+def scan_weights(prefix: str, place: str = "layers.*.attention") -> dict[str, Target]:
     """Return rules for the tensors of Mamba-2, which those of delta nets add to."""
     return {
-        f"{prefix}.in_proj": to("layers.*.attention.project"),
-        f"{prefix}.conv1d.weight": to("layers.*.attention.conv", "", conv_rows),
-        f"{prefix}.conv1d.bias": to("layers.*.attention.conv_bias"),
-        f"{prefix}.A_log": to("layers.*.attention.rate", "", lambda logarithm, _: -logarithm.float().exp()),
-        f"{prefix}.dt_bias": to("layers.*.attention.step_bias"),
-        f"{prefix}.D": to("layers.*.attention.skip"),
-        f"{prefix}.norm.weight": to("layers.*.attention.norm"),
-        f"{prefix}.out_proj": to("layers.*.attention.out"),
+        f"{prefix}.in_proj": to(f"{place}.project"),
+        f"{prefix}.conv1d.weight": to(f"{place}.conv", "", conv_rows),
+        f"{prefix}.conv1d.bias": to(f"{place}.conv_bias"),
+        f"{prefix}.A_log": to(f"{place}.rate", "", lambda logarithm, _: -logarithm.float().exp()),
+        f"{prefix}.dt_bias": to(f"{place}.step_bias"),
+        f"{prefix}.D": to(f"{place}.skip"),
+        f"{prefix}.norm.weight": to(f"{place}.norm"),
+        f"{prefix}.out_proj": to(f"{place}.out"),
     }
 
 

@@ -270,6 +270,7 @@ class CUDAGraphs(Replayer):
         own, num_padding = order, shape.singles - singles
         if shape.chunks:
             own = np.concatenate([order[:singles], np.arange(singles, work.starts[-1]) + num_padding])
+        work.places = own
         inputs.places[:] = inputs.targets[:] = state.spare_place
         inputs.cache_slots[:] = -1
         inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, state)

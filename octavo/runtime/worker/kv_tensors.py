@@ -1,5 +1,6 @@
 """`KVTensors` is the memory of the KV cache; `group_layers` says which layers share a block table."""
 
+from collections.abc import Callable
 from math import gcd, lcm
 
 import torch
@@ -79,6 +80,8 @@ class KVTensors:
                 self.group_of_layer[layer_id] = index
         self.contents: dict[int, list[Tensor]] = {}
         """By number in Tier.STEP: what the step at hand brings along."""
+        self.followers: list[Callable[[list[tuple[Place, Place]]], None]] = []
+        """What is told of the blocks that are copied."""
         self.allocate()
 
     def allocate(self) -> None:
@@ -127,6 +130,8 @@ class KVTensors:
             for from_block, to_block in zip(self._parts(source), self._parts(target), strict=True):
                 to_block.copy_(from_block, non_blocking=True)
         self.contents = {}
+        for follow in self.followers if copies else ():
+            follow(copies)
 
     def _parts(self, place: Place) -> list[Tensor]:
         """Return a block's part in every cache tensor."""

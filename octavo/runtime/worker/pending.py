@@ -1,5 +1,6 @@
 """A `PendingStep` is what a step given to the device will bring. The model runner makes it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +45,8 @@ class PendingStep:
     vectors: list[PendingVectors] = field(default_factory=list)
     """Become part of `pooled` once they are here."""
     errors: dict[str, str] = field(default_factory=dict)
+    closers: list[Callable[[ModelRunnerOutput], None]] = field(default_factory=list)
+    """What adds to the result once it is read."""
     result: ModelRunnerOutput | None = None
     """Once it was read."""
 
@@ -66,6 +69,8 @@ class PendingStep:
         if self.result is None:
             self.result = self._read()
             self.result.draft_s = 0.0 if self.pending is None else self.pending.draft_s
+            for close in self.closers:
+                close(self.result)
         return self.result
 
     def _read(self) -> ModelRunnerOutput:

@@ -74,6 +74,8 @@ class Work:
     is_changed: bool = False
     """Some token's products are changed by an adapter: recorded steps of their own compute that."""
     chained: ChainedRows | None = None
+    places: Array | None = None
+    """[T] int64, the rows of the batch that compute the tokens, where they stand in another order."""
 
 
 def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:

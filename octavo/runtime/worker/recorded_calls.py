@@ -81,7 +81,7 @@ class RecordedCalls(Replayer):
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         is_fit = is_fit and not batch.is_looked_up and batch.patch_positions is None
         if is_fit and self._can_replay(1):
-            if (replay := self._record_forward(replace(batch, rotations={}))) is not None:
+            if (replay := self._record_forward(replace(batch, rotations={}, shared={}))) is not None:
                 return replay()
             self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
         return self.model.forward(batch)

@@ -4,12 +4,17 @@ import torch
 
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
+from octavo.config.engine import EngineConfig
 from octavo.messages.adapters import SoftPromptRef
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds
+from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.attention import HeadInputs, StoreKV
+from octavo.runtime.loader.loader import dtype_of
 from octavo.runtime.lora.pool import AdapterPool
-from octavo.runtime.lora.soft_prompts import SoftPrompt
+from octavo.runtime.lora.soft_prompts import SoftPrompt, SoftPromptReader
+from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.step_part import FalliblePart
 
@@ -102,3 +107,18 @@ def _length(prompt: SoftPrompt) -> int:
         return len(prompt.embeds)
     assert prompt.heads
     return prompt.heads[0].shape[1]
+
+
+def make_soft_prompts(
+    config: EngineConfig, model: Model, platform: Platform, parallel: ParallelContext
+) -> SoftPromptsPart | None:
+    """Return what gives requests their learned prompts, if there may be some."""
+    if not config.lora.enable_prompt_adapter or config.pooling is not None:
+        return None
+    own, width = model.own_layers, config.checkpoint.embedding_size
+    specs = model.kv_specs or [layer.kv_spec for layer in model.cache_layers]
+    dtype = platform.compute_dtype(dtype_of(config.model.dtype))
+    reader = SoftPromptReader(width, specs, own, dtype, parallel.tp)
+    pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
+    given = pool, platform.kernels.attention.store_kv, platform.device
+    return SoftPromptsPart(*given, 0 if parallel.pp.is_last else width)

@@ -16,7 +16,7 @@ from octavo.base.errors import OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.config.expert_load import expert_load
 from octavo.config.snapshot import check_machine
-from octavo.messages.adapters import AdapterRef, SoftPromptRef
+from octavo.messages.adapters import AdapterRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
@@ -26,10 +26,9 @@ from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.stage import LastHead, StageHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
-from octavo.runtime.loader.loader import Reader, dtype_of, load_model
+from octavo.runtime.loader.loader import Reader, load_model
 from octavo.runtime.loader.snapshot import save_snapshot
 from octavo.runtime.lora.pool import AdapterPool
-from octavo.runtime.lora.soft_prompts import SoftPromptReader
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.request_functions import load_processors
@@ -55,7 +54,8 @@ from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
-from octavo.runtime.worker.soft_prompts import SoftPromptsPart
+from octavo.runtime.worker.routed_experts import RoutedExpertsPart, attach
+from octavo.runtime.worker.soft_prompts import SoftPromptsPart, make_soft_prompts
 from octavo.runtime.worker.source import SourcePart
 from octavo.runtime.worker.staged_weights import StagedWeights
 from octavo.runtime.worker.step_part import StepPart
@@ -76,6 +76,7 @@ class Worker:
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
+        self._routed: RoutedExpertsPart | None = None
         self._soft_prompts: SoftPromptsPart | None = None
         self._media: MediaPart | None = None
         self._host_copy = HostCopy(self._platform.device)
@@ -152,8 +153,10 @@ class Worker:
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
         adapters: list[StepPart] = [part] if (part := self._make_adapters(num_rows)) else []
-        if (soft_prompts := self._make_soft_prompts()) is not None:
-            adapters.append(soft_prompts)
+        soft = self._soft_prompts = make_soft_prompts(config, self.model, self._platform, self._parallel)
+        if soft is not None:
+            self._commands["load_soft_prompt"] = soft.pool.load
+            adapters.append(soft)
         if (load := expert_load(config.parallel)) is not None:
             adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model))
         if config.pooling is not None:
@@ -181,7 +184,10 @@ class Worker:
             self._drafts.others = parts.copy()
             parts.append(self._drafts)
         head = TokenHead(sampler, state) if tokens.size == 1 else LastHead(sampler, state, tokens)
-        return ModelRunner(make_cache(plan, device), state, head, parts)
+        cache = make_cache(plan, device)
+        self._routed = attach(self.model, state, cache, plan, config) if self._parallel.tp_rank == 0 else None
+        parts += [self._routed] if self._routed else []
+        return ModelRunner(cache, state, head, parts)
 
     def _make_media(self, state: RequestState) -> list[StepPart]:
         """Return what encodes images and the like, if the model takes some."""
@@ -209,27 +215,14 @@ class Worker:
         self._adapters = AdaptersPart(pool, reader.sites, self._parallel, num_rows)
         return self._adapters
 
-    def _make_soft_prompts(self) -> SoftPromptsPart | None:
-        """Return what gives requests their learned prompts, if there may be some."""
-        config, device = self._config, self._platform.device
-        if not config.lora.enable_prompt_adapter or config.pooling is not None:
-            return None
-        own, width = self.model.own_layers, config.checkpoint.embedding_size
-        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
-        dtype = self._platform.compute_dtype(dtype_of(config.model.dtype))
-        reader = SoftPromptReader(width, specs, own, dtype, self._parallel.tp)
-        pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
-        self._commands["load_soft_prompt"] = pool.load
-        given = pool, self._platform.kernels.attention.store_kv, device
-        self._soft_prompts = SoftPromptsPart(*given, 0 if self._parallel.pp.is_last else width)
-        return self._soft_prompts
-
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
         runner = self._runner
         runner.strip()
         if self._adapters is not None:
             self._adapters.equip(self.model.adapters.sites)
+        if self._routed is not None:
+            self._routed.equip(self.model)
         runner.equip(replayer := self._make_replayer(self.model, runner.cache, runner.state))
         if self._drafts is not None:
             self._drafts.equip(self._drafter, runner.cache, replayer, self._make_replayer)

@@ -77,6 +77,8 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[Logprobs | None] | None = None
     weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
     """With the end, of an engine whose weights have been replaced: which tokens are by which."""
+    routed_experts: str | UnsetType = UNSET
+    """With the end, if the engine tells them: the experts of each token, a .npy file in base64."""
 
 
 class Head(Struct, kw_only=True):
@@ -169,6 +171,7 @@ class ChatChoice(Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
+    routed_experts: str | UnsetType = UNSET
 
 
 class ChatCompletion(Whole, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.routed_experts import written
 from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text
 from octavo.serving.openai.answers import (
     ChatChoice,
@@ -88,6 +89,7 @@ class ChatAnswer:
             step.completion.stop_reason,
             self._ids(step.completion),
             step.completion.weight_versions or UNSET,
+            written(step.completion.routed_experts) or UNSET,
         )
 
     def _opening_chunk(self, index: int, number: int, output: RequestOutput) -> ChatChunk:

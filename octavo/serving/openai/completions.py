@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.frontend.outputs.logprobs import PositionLogprobs
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.routed_experts import written
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Logprobs
@@ -78,6 +79,7 @@ class CompletionAnswer:
             self._ids(prompt_ids) if begins else None,
             self._prompt_scores(output),
             completion.weight_versions or UNSET,
+            written(completion.routed_experts) or UNSET,
         )
 
     def _prompt_text(self, output: RequestOutput) -> str:

@@ -115,6 +115,7 @@ class SamplingFields(Struct, kw_only=True):
     forbidden_token_ids: TokenIds | None = None
     prompt_logprobs: Count | None = None
     logprob_token_ids: TokenIds | None = None
+    routed_experts_prompt_start: Natural | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None

@@ -81,7 +81,6 @@ def test_refused_with_text_and_name(values, name, text):
         ("top_ema_d", 1, RequestError, "top_p, min_p or top_k"),
         ("watermarking", {}, Unsupported, "not there yet"),
         ("trace_decode_token_ids", [1], Unsupported, "leave it None"),
-        ("routed_experts_prompt_start", 3, Unsupported, "leave it 0"),
         ("skip_clone", "yes", Unsupported, "True or False"),
         ("multiple_stop_sequences", "yes", Unsupported, "True or False"),
     ],

@@ -18,10 +18,12 @@ class CompiledExperts:
         self._library = library
         self._threads = threads
 
-    def route(self, logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+    def route(
+        self, logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | None = None
+    ) -> Routing:
         """See experts.Route."""
         size = len(logits), router.top_k
-        made = Routing(torch.empty(size, dtype=torch.int32), torch.empty(size))
+        made = Routing(torch.empty(size, dtype=torch.int32) if ids is None else ids, torch.empty(size))
         top_k, scores, *how = router
         given = *rows_of(logits), *logits.shape, address_of(bias), top_k, _SCORES[scores], *how
         self._library.octavo_route(*given, made.ids.data_ptr(), made.weights.data_ptr(), self._threads)

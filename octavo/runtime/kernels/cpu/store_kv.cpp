@@ -98,24 +98,28 @@ void write(const Cache& cache, int64_t slot, int which, const float* from) {
 
 using namespace octavo;
 
-// Queries and keys change in place, by a norm of their last `normed` components if there are weights, then by a
-// rotation if there are tables.
+// Queries and keys change in place, by a norm of their last `normed` components if there are weights, and by a
+// rotation if there are tables, which the norm precedes or follows; then queries by a factor per token.
 extern "C" void octavo_store_kv(float* q, int64_t q_stride, int64_t num_heads, float* k, int64_t k_stride,
                                 const float* v, int64_t v_stride, void* data, int type, int64_t halves,
                                 int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
                                 const int64_t* slots, int64_t num_tokens, const float* q_weight,
-                                const float* k_weight, int64_t normed, float eps, const float* cos, const float* sin, int64_t half, int interleaved,
-                                int threads) {
+                                const float* k_weight, int64_t normed, float eps, int follows, const float* q_factors,
+                                const float* cos, const float* sin, int64_t half, int interleaved, int threads) {
     Cache cache{(const uint8_t*)data, CacheType(type), halves, block_size, num_kv_heads, head_dim};
     auto rotate = interleaved ? rotate_pairs : rotate_halves;
     auto change = [&](int64_t t, float* x, int64_t heads, const float* weight) {
         for (float* end = x + heads * head_dim; x < end; x += head_dim) {
-            if (weight) normalize(x + head_dim - normed, weight, normed, eps, x + head_dim - normed);
+            float* last = x + head_dim - normed;
+            if (weight && !follows) normalize(last, weight, normed, eps, last);
             if (cos) rotate(x, cos + t * half, sin + t * half, half);
+            if (weight && follows) normalize(last, weight, normed, eps, last);
         }
     };
     for_rows(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, threads, [&](int64_t t) {
-        change(t, q + t * q_stride, num_heads, q_weight);
+        float* queries = q + t * q_stride;
+        change(t, queries, num_heads, q_weight);
+        for (int64_t i = 0; q_factors && i < num_heads * head_dim; i++) queries[i] *= q_factors[t];
         if (slots[t] < 0) return;
         change(t, k + t * k_stride, num_kv_heads, k_weight);
         write(cache, slots[t], 0, k + t * k_stride);

@@ -104,14 +104,14 @@ class _CompiledKernels:
 
     def store_kv(self, new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         """See attention.StoreKV."""
-        q, k, v, rotation, norms = new
-        q_weight, k_weight, eps = norms or (None, None, 0.0)
+        q, k, v, rotation, norms, q_factors = new
+        q_weight, k_weight, eps, follows = norms or (None, None, 0.0, False)
         cos, sin, interleaved = rotation or (None, None, False)
         assert cos is None or sin is None or (cos.is_contiguous() and sin.is_contiguous())
         heads = *rows_of(q), q.shape[1], *rows_of(k), *rows_of(v)
         to = *_cache(cache, q), slots.data_ptr(), len(slots)
         normed = 0 if k_weight is None else len(k_weight)
-        norm = address_of(q_weight), address_of(k_weight), normed, eps
+        norm = address_of(q_weight), address_of(k_weight), normed, eps, follows, address_of(q_factors)
         half = 0 if cos is None else cos.shape[-1]
         turn = address_of(cos), address_of(sin), half, interleaved
         self._library.octavo_store_kv(*heads, *to, *norm, *turn, self._threads)

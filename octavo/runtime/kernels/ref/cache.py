@@ -3,20 +3,22 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import HeadInputs, Ragged, Rotation, Scores
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 
 
 def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     """See attention.StoreKV."""
-    q, k, v, rotation, norms = new
-    if norms is not None:
-        q = q if norms.q_weight is None else rms_norm(q, norms.q_weight, norms.eps)
-        plain, normed = torch.split(k, [k.shape[-1] - len(norms.k_weight), len(norms.k_weight)], -1)
-        k = torch.cat([plain, rms_norm(normed, norms.k_weight, norms.eps)], -1)
+    q, k, v, rotation, norms, q_factors = new
+    if norms is not None and not norms.follows_rotation:
+        q, k = _normed(q, k, norms)
     if rotation is not None:
         q, k = _rotated(q, rotation), _rotated(k, rotation)
+    if norms is not None and norms.follows_rotation:
+        q, k = _normed(q, k, norms)
+    if q_factors is not None:
+        q = (q.float() * q_factors[:, None, None]).to(q.dtype)
     keep = slots >= 0
     blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
     largest = 448.0 if cache.dtype == torch.float8_e4m3fn else float("inf")
@@ -27,6 +29,12 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         else:
             cache[blocks, index, offsets] = vectors[keep].clamp(-largest, largest).to(cache.dtype)
     return q
+
+
+def _normed(q: Tensor, k: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
+    q = q if norms.q_weight is None else rms_norm(q, norms.q_weight, norms.eps)
+    plain, normed = torch.split(k, [k.shape[-1] - len(norms.k_weight), len(norms.k_weight)], -1)
+    return q, torch.cat([plain, rms_norm(normed, norms.k_weight, norms.eps)], -1)
 
 
 def _rotated(x: Tensor, rotation: Rotation) -> Tensor:

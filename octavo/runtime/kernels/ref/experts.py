@@ -15,7 +15,7 @@ Product = Callable[[Tensor, int], Tensor]
 """Multiplies rows by the matrix of an expert."""
 
 
-def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+def route(logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | None = None) -> Routing:
     """See experts.Route."""
     logits = logits.float()
     finite = logits.isfinite().all(-1, keepdim=True)
@@ -23,13 +23,14 @@ def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
     scores = logits.softmax(-1) if router.scores == "softmax" else logits
     scores = scores.sigmoid() if router.scores == "sigmoid" else scores
     choice = _open(scores if bias is None else scores + bias, router)
-    ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
-    weights = scores.gather(1, ids)
+    chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
+    weights = scores.gather(1, chosen)
     if router.scores == "logits":
         weights = weights.softmax(-1)
     if router.normalises:
         weights = weights / (weights.sum(-1, keepdim=True) + router.epsilon)
-    return Routing(ids.int(), torch.where(finite, weights * router.factor, torch.nan))
+    kept = chosen.int() if ids is None else ids.copy_(chosen)
+    return Routing(kept, torch.where(finite, weights * router.factor, torch.nan))
 
 
 def _open(choice: Tensor, router: Router) -> Tensor:

@@ -85,13 +85,13 @@ def _expert_kernel(
     tile = tl.program_id(1)
     if SORTED:
         expert = tl.load(experts + tile)
-        if expert >= E:
+        if (expert < 0) | (expert >= E):
             return
         pair = tl.load(pairs + tile * TILE_M + tl.arange(0, TILE_M))
         there = pair >= 0
     else:
         expert, pair = tl.load(ids + tile), tile + tl.arange(0, TILE_M)
-        if expert < 0:
+        if (expert < 0) | (expert >= E):
             return
         there = pair < num_pairs
     pair = tl.where(there, pair, 0).to(tl.int64)

@@ -2,7 +2,8 @@
 
 Nothing waits for the device: the host knows how many tiles there can be at most, and programs of tiles that
 are not there return at once, so that a step can be captured. Few tokens are not sorted: a program takes one
-token and one of its experts. Tiles were chosen by their sizes alone: they are not measured on a device yet.
+token and one of its experts. Ids that are none (while kernels are compiled) harm nothing. Tiles were chosen
+by their sizes alone: they are not measured on a device yet.
 """
 
 from typing import Any, NamedTuple
@@ -86,11 +87,11 @@ def _route_kernel(
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(ids, counts, ranks, num_pairs, WIDTH: tl.constexpr):
+def _count_kernel(ids, counts, ranks, num_pairs, E: tl.constexpr, WIDTH: tl.constexpr):
     """Give each pair of token and expert a place among those of its expert."""
     pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     expert = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
-    inside = expert >= 0
+    inside = (expert >= 0) & (expert < E)
     tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=inside), mask=inside)
 
 
@@ -107,17 +108,19 @@ def _sort_kernel(
     owner = tl.sum(tl.where((ends[None, :] <= lane[:, None]) & (e < E)[None, :], 1, 0), 1)
     tl.store(experts + lane, owner, mask=lane < num_tiles)
     expert = tl.load(ids + lane, mask=lane < num_pairs, other=-1)
-    inside = expert >= 0
+    inside = (expert >= 0) & (expert < E)
     begin = tl.sum(tl.where(e[None, :] == expert[:, None], (ends - tiles)[None, :], 0), 1)
     rank = tl.load(ranks + lane, mask=inside, other=0)
-    tl.store(pairs + begin * TILE + rank, lane, mask=inside)
+    place = begin * TILE + rank
+    tl.store(pairs + place, lane, mask=inside & (place >= 0) & (place < num_tiles * TILE))
 # fmt: on
 
 
-def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+def route(logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | None = None) -> Routing:
     """See experts.Route."""
     tokens, count = logits.shape
-    ids = torch.empty((tokens, router.top_k), dtype=torch.int32, device=logits.device)
+    if ids is None:
+        ids = torch.empty((tokens, router.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, router.top_k), dtype=torch.float32, device=logits.device)
     if tokens:
         tensors = logits, logits if bias is None else bias, ids, weights
@@ -170,7 +173,7 @@ def sort_pairs(ids: Tensor, count: int, *, is_packed: bool = False) -> Tiles:
     pairs = torch.full((number * tile,), -1, dtype=torch.int32, device=ids.device)
     ranks, experts = torch.empty_like(ids), pairs.new_empty(number)
     width = min(_SORTED_AT_ONCE, max(16, 1 << 14 >> power_of_2(count).bit_length()))
-    _count_kernel[(cdiv(num_pairs, width),)](ids, counts, ranks, num_pairs, WIDTH=width)
+    _count_kernel[(cdiv(num_pairs, width),)](ids, counts, ranks, num_pairs, E=count, WIDTH=width)
     given = ids, counts, ranks, pairs, experts, num_pairs, number
     _sort_kernel[(cdiv(max(num_pairs, number), width),)](
         *given, E=count, E_PAD=power_of_2(count), TILE=tile, WIDTH=width

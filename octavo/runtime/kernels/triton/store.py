@@ -25,11 +25,13 @@ def _narrow(value, target):
 # fmt: off
 @triton.jit
 def _heads(
-    source, target, weight, cos, sin, inside, pair, eps,
+    source, target, weight, cos, sin, inside, pair, eps, scale,
     D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
-    ROTATE: tl.constexpr,
+    ROTATE: tl.constexpr, LATE: tl.constexpr, SCALED: tl.constexpr,
 ):
-    """Bring whole heads at `source` [ROWS] to `target` [ROWS], the last NORMED normalised, then rotated.
+    """Bring whole heads at `source` [ROWS] to `target` [ROWS], the last NORMED normalised, and rotated.
+
+    LATE: weights of the norm multiply what is rotated; lengths are the same.
 
     Components are taken in the pairs that rotate together, then those that do not rotate (pair ≥ HALF).
     """
@@ -52,24 +54,29 @@ def _heads(
         weight_a = tl.load(weight + first - kept, mask=mask_a, other=0.0).to(tl.float32)[None, :]
         weight_b = tl.load(weight + second - kept, mask=mask_b, other=0.0).to(tl.float32)[None, :]
         kind: tl.constexpr = source.dtype.element_ty
-        a = tl.where(normed_a, (a * factor * weight_a).to(kind).to(tl.float32), a)
-        b = tl.where(normed_b, (b * factor * weight_b).to(kind).to(tl.float32), b)
+        if not LATE:
+            a = tl.where(normed_a, (a * factor * weight_a).to(kind).to(tl.float32), a)
+            b = tl.where(normed_b, (b * factor * weight_b).to(kind).to(tl.float32), b)
     if ROTATE:
         c = tl.load(cos + pair, mask=rotated, other=1.0)[None, :]
         s = tl.load(sin + pair, mask=rotated, other=0.0)[None, :]
         a, b = a * c - b * s, b * c + a * s
+    if NORMED > 0 and LATE:
+        a, b = a * factor * weight_a, b * factor * weight_b
+    if SCALED:
+        a, b = a * scale, b * scale
     tl.store(target[:, None] + first[None, :], _narrow(a, target), mask=has_first)
     tl.store(target[:, None] + second[None, :], _narrow(b, target), mask=has_second)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _store_kernel(
-    q, k, v, cache, slots, out, cos, sin, q_weight, k_weight,
+    q, k, v, cache, slots, out, cos, sin, q_weight, k_weight, q_factors,
     stride_q, stride_k, stride_v, stride_out, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     HALVES: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, Q_ROWS: tl.constexpr,
     Q_WIDTH: tl.constexpr, Q_GROUPS: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORMED: tl.constexpr,
-    K_NORMED: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
+    K_NORMED: tl.constexpr, ROTATE: tl.constexpr, LATE: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):
     """Store heads of one token: programs of queries first, if these change, then of keys, of values.
 
@@ -86,10 +93,13 @@ def _store_kernel(
     if group < Q_GROUPS:
         head = group * Q_ROWS + tl.arange(0, Q_ROWS)
         inside = (head < HEADS)[:, None]
+        scale = 1.0
+        if SCALED:
+            scale = tl.load(q_factors + token)
         _heads(
             q + token * stride_q + head * D, out + token * stride_out + head * D, q_weight, cos, sin, inside,
-            tl.arange(0, Q_WIDTH), eps, 2 * HALF if HALVES == 1 and Q_NORMED == 0 else D, HALF, INTERLEAVED,
-            Q_NORMED, ROTATE,
+            tl.arange(0, Q_WIDTH), eps, scale, 2 * HALF if HALVES == 1 and Q_NORMED == 0 else D, HALF,
+            INTERLEAVED, Q_NORMED, ROTATE, LATE, SCALED,
         )
     else:
         if slot >= 0:
@@ -100,7 +110,7 @@ def _store_kernel(
                 inside = (head < KV_HEADS)[:, None]
                 _heads(
                     k + token * stride_k + head * D, place + head * D, k_weight, cos, sin, inside, pair, eps,
-                    D, HALF, INTERLEAVED, K_NORMED, ROTATE,
+                    1.0, D, HALF, INTERLEAVED, K_NORMED, ROTATE, LATE, False,
                 )
             else:
                 head = (group - Q_GROUPS - k_groups) * ROWS + tl.arange(0, ROWS)
@@ -108,20 +118,20 @@ def _store_kernel(
                 place += BLOCK_SIZE * size
                 _heads(
                     v + token * stride_v + head * D, place + head * D, k_weight, cos, sin, inside, pair, eps,
-                    D, HALF, INTERLEAVED, 0, False,
+                    1.0, D, HALF, INTERLEAVED, 0, False, False, False,
                 )
 # fmt: on
 
 
 def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     """See attention.StoreKV."""
-    q, k, v, rotation, norms = new
+    q, k, v, rotation, norms, q_factors = new
     assert cache.is_contiguous()
     tokens, heads, head_dim = q.shape
     kv_heads, halves = k.shape[1], cache.shape[1]
-    q_weight, k_weight, eps = norms or (None, None, 0.0)
+    q_weight, k_weight, eps, is_late = norms or (None, None, 0.0, False)
     in_place = halves == 1 and q_weight is None
-    changed = rotation is not None or q_weight is not None
+    changed = rotation is not None or q_weight is not None or q_factors is not None
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if changed and not in_place else q
     if not tokens:
         return out
@@ -133,7 +143,7 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     if in_place:
         q_rows = max(1, min(power_of_2(heads), _ELEMENTS // q_width))
     q_groups = cdiv(heads, q_rows) if changed else 0
-    weights = q if q_weight is None else q_weight, q if k_weight is None else k_weight
+    weights = (q if tensor is None else tensor for tensor in (q_weight, k_weight, q_factors))
     tensors = q, k, v, cache, slots, out, cos, sin, *weights
     strides = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
     heads_of = {"HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim, "HALF": half}
@@ -143,7 +153,8 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         "Q_NORMED": 0 if q_weight is None else head_dim,
         "K_NORMED": 0 if k_weight is None else len(k_weight),
     }
-    rotated = {"INTERLEAVED": interleaved, "ROTATE": rotation is not None}
+    rotated = {"INTERLEAVED": interleaved, "ROTATE": rotation is not None, "LATE": is_late}
+    rotated["SCALED"] = q_factors is not None
     compiled: dict[str, Any] = heads_of | cache_of | tiles | normed | rotated
     num_warps = 4 if max(rows * width, q_rows * q_width) >= 256 else 1
     grid = tokens, halves * cdiv(kv_heads, rows) + q_groups

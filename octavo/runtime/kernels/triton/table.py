@@ -11,13 +11,13 @@ from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.peers import PeerKernels
+from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
 from octavo.runtime.kernels.ref.elementwise import join
-from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise, experts, peers
+from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise, experts, peers, recurrent
 from octavo.runtime.kernels.triton.adapters import add_low_rank, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
@@ -57,7 +57,7 @@ def cuda_table() -> KernelTable:
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
         experts=ExpertKernels(route, experts.dense_experts, experts.block_experts, experts.multiply_pairs),
-        recurrent=REFERENCES,
+        recurrent=RecurrentKernels(recurrent.causal_conv, recurrent.scan, recurrent.gate),
         sampling=SamplingKernels(
             TruncateAndDraw(partial(draw, counters), truncate),
             row_limits,
