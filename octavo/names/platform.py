@@ -17,37 +17,43 @@ class CurrentPlatform:
 
     device_name = device_type
 
-    def is_cuda(self) -> bool:
-        """Whether it is an NVIDIA GPU."""
+    def is_cuda_alike(self) -> bool:
+        """Whether it is a GPU that torch calls cuda."""
         return self.device_type == "cuda"
 
-    is_cuda_alike = is_cuda
+    def is_cuda(self) -> bool:
+        """Whether it is an NVIDIA GPU."""
+        return self.is_cuda_alike() and torch.version.hip is None
+
+    def is_rocm(self) -> bool:
+        """Whether it is an AMD GPU."""
+        return self.is_cuda_alike() and torch.version.hip is not None
 
     def is_cpu(self) -> bool:
         """Whether it is the CPU."""
-        return not self.is_cuda()
+        return not self.is_cuda_alike()
 
-    def is_rocm(self) -> bool:
-        """Never: octavo has no such platform."""
+    def is_tpu(self) -> bool:
+        """Never: only a name that is asked for (`device`) makes octavo take another device."""
         return False
 
-    is_tpu = is_xpu = is_hpu = is_neuron = is_out_of_tree = is_rocm
+    is_xpu = is_hpu = is_neuron = is_out_of_tree = is_tpu
 
     def get_device_name(self, device_id: int = 0) -> str:
         """The GPU's name; cpu."""
-        return torch.cuda.get_device_name(device_id) if self.is_cuda() else "cpu"
+        return torch.cuda.get_device_name(device_id) if self.is_cuda_alike() else "cpu"
 
     def device_count(self) -> int:
         """GPUs; 1 for a CPU."""
-        return torch.cuda.device_count() if self.is_cuda() else 1
+        return torch.cuda.device_count() if self.is_cuda_alike() else 1
 
     def get_device_capability(self, device_id: int = 0) -> Any:
         """(major, minor) of a GPU; None for a CPU."""
-        return torch.cuda.get_device_capability(device_id) if self.is_cuda() else None
+        return torch.cuda.get_device_capability(device_id) if self.is_cuda_alike() else None
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of a GPU, or of the machine."""
-        if self.is_cuda():
+        if self.is_cuda_alike():
             return int(torch.cuda.get_device_properties(device_id).total_memory)
         import psutil
 

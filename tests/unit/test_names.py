@@ -115,6 +115,16 @@ def test_the_platform():
     assert torch.equal(torch.rand(1), first)
 
 
+@pytest.mark.parametrize("hip", [None, "6.4"])
+def test_whose_gpu_it_is(hip, monkeypatch):
+    from octavo.platforms import current_platform
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert current_platform.is_cuda_alike() and not current_platform.is_cpu()
+    assert (current_platform.is_cuda(), current_platform.is_rocm()) == (hip is None, hip is not None)
+
+
 def test_variables_as_attributes(monkeypatch):
     import octavo.envs as envs
 
