@@ -33,8 +33,6 @@ _NUM_SERVERS, _NUM_PREFIXES, _KEPT = 4, 16, 6
 _PREFIX, _SUFFIX, _OUTPUT, _BLOCK = 256, 32, 4, 16
 _NUM_PROMPTS, _AT_ONCE, _ROUNDS = 96, 8, 2
 _NUM_TIMED = 400
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_OCTAVO = ["-m", "octavo", "serve"]
 
 
 def main() -> None:
@@ -52,18 +50,17 @@ def prefixes() -> None:
     flags += ["--max-model-len", "512", "--max-num-seqs", "4", "--dev-mode"]
     found: dict[str, list[dict[str, float]]] = {"round_robin": [], "prefix": []}
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(ServeProcess("smollm2", *flags, program=_OCTAVO, env=_ONE_THREAD))
-            for _ in range(_NUM_SERVERS)
-        ]
-        urls = [server.url for server in servers]
+        servers = [stack.enter_context(running("serve", "smollm2", *flags)) for _ in range(_NUM_SERVERS)]
+        wait_for(*servers)
+        urls = [url for url, _ in servers]
         for number in range(_ROUNDS):
             for policy, rows in found.items():
-                with router(*urls, "--policy", policy) as (url, _):
+                with running("route", *urls, "--policy", policy) as place:
+                    wait_for(place)
                     for server in urls:
                         httpx.post(f"{server}/reset_prefix_cache", timeout=60).raise_for_status()
                     before = computed(urls)
-                    told = load(url, seed=number)
+                    told = load(place[0], seed=number)
                     rows.append(told | {"computed_tokens": computed(urls) - before})
     for policy, rows in found.items():
         row = {name: statistics.median(r[name] for r in rows) for name in rows[0]}
@@ -130,7 +127,8 @@ def added() -> None:
         "2 kB chat": {"messages": [{"role": "user", "content": text}], "max_tokens": 1},
         "2 kB stream": {"prompt": text, "max_tokens": 8, "stream": True, "ignore_eos": True},
     }
-    with ServeProcess() as server, router(server.url, "--policy", "prefix") as (url, process):
+    with ServeProcess() as server, running("route", server.url, "--policy", "prefix") as (url, process):
+        wait_for((url, process))
         for name, body in bodies.items():
             times: dict[str, list[float]] = {server.url: [], url: []}
             cpu_s = 0.0
@@ -160,25 +158,29 @@ def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> None:
 
 
 @contextmanager
-def router(*words: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The address of `octavo route` while it runs."""
+def running(*words: str) -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a server or a router, and its process; it may not be ready yet."""
     port = get_open_port()
-    command = [sys.executable, "-m", "octavo", "route", *words, "--port", str(port)]
-    process = subprocess.Popen(command, env={**os.environ, **_ONE_THREAD})
-    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "octavo", *words, "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
     try:
-        while process.poll() is None:
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(*places: tuple[str, psutil.Process]) -> None:
+    for url, process in places:
+        while process.status() != psutil.STATUS_ZOMBIE:
             try:
                 if httpx.get(f"{url}/ready").status_code == 200:
-                    yield url, psutil.Process(process.pid)
-                    return
+                    break
             except httpx.TransportError:
                 pass
             time.sleep(0.05)
-        raise SystemExit(f"The router ended with {process.returncode}.")
-    finally:
-        process.terminate()
-        process.wait(30)
+        else:
+            raise SystemExit(f"{url} has ended.")
 
 
 if __name__ == "__main__":
