@@ -33,7 +33,7 @@ async def engine(tmp_path, monkeypatch):
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda _: 0.0)
     shared, config = set(Path("/dev/shm").iterdir()), process_config(EXACT_RANKS, tp=2, step_s=0.004)
     model = dataclasses.replace(config.model, skip_tokenizer_init=True)
-    front = dataclasses.replace(config.front, stall_timeout=1.0)
+    front = dataclasses.replace(config.front, stall_timeout=4.0)
     engine = AsyncLLM(dataclasses.replace(config, model=model, front=front), on_crash="replay")
     await engine.start()
     yield engine
@@ -58,6 +58,7 @@ async def ask(engine, seed):
     assert outputs[-1].outputs[0].token_ids == wanted
 
 
+@pytest.mark.timeout(60 + 60 * KILLS)
 async def test_whoever_dies_or_hangs_requests_go_on(engine):
     chance, is_over, num_answers = random.Random(), False, 0
 
@@ -72,13 +73,13 @@ async def test_whoever_dies_or_hangs_requests_go_on(engine):
     back_s = []
     for number in range(KILLS):
         await asyncio.sleep(chance.uniform(0, 0.5))
-        before = processes(engine)
-        victim = chance.choice(before)
-        is_stop = number % 8 == 1
+        before, num_restarts = processes(engine), engine.core.health().num_restarts
+        is_stop = number % 8 == 1  # of the rank that answers: these ranks do not wait for each other
+        victim = chance.choice([p for p in before[1:] if p.cmdline()[-3] == "0"] if is_stop else before)
         os.kill(victim.pid, signal.SIGSTOP if is_stop else signal.SIGKILL)
         began = time.monotonic()
         async with asyncio.timeout(60):
-            while engine.core.health().num_restarts <= number:
+            while engine.core.health().num_restarts <= num_restarts:
                 await asyncio.sleep(0.01)
             await ask(engine, 10_000 + number)
         back_s.append(time.monotonic() - began)
