@@ -47,8 +47,8 @@ def test_configuration_needs_no_torch():
 
 
 def test_text_needs_nothing_of_media():
-    loaded = _modules_after("import octavo.frontend.async_engine, octavo.llm")
-    assert not loaded.intersection({"PIL", "octavo.frontend.media.reader"})
+    loaded = _modules_after("import octavo.frontend.async_engine, octavo.llm, octavo.serving.openai.speech")
+    assert not loaded.intersection({"PIL", "av", "octavo.frontend.media.reader"})
 
 
 def test_a_server_starts_its_core_before_it_loads_its_application():

@@ -12,14 +12,13 @@ import msgspec
 import numpy as np
 
 from octavo.base.errors import RequestError
+from octavo.frontend.media.spectrogram import Waveform
 
 FORMATS = ("wav", "mp3", "flac", "ogg", "mov", "matroska", "webm", "aac", "aiff", "amr")
 """By FFmpeg's names; demuxers of others are never tried: some open further files."""
 _NAMES = "WAV, MP3, FLAC, Ogg, M4A, MP4, WebM, AAC, AIFF, AMR"
 _OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": ""}
 _DAMAGED = f"Failed to load audio: the file is damaged, or none of {_NAMES}."
-Waveform = np.ndarray
-"""[samples] float32, about -1 … 1."""
 
 
 class AudioLimits(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from octavo.frontend.media.audio import Waveform
-
+Waveform = np.ndarray
+"""[samples] float32, about -1 … 1."""
 _LINEAR_TO, _MELS_THERE, _STEP = 1000.0, 15.0, np.log(6.4) / 27.0
 _FLOOR, _RANGE = 1e-10, 8.0
 """Least power; and how far below the loudest all else is raised to, in powers of ten."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.frontend.media.audio import Waveform
+from octavo.frontend.media.spectrogram import Waveform
 
 _SEARCHED_S = 1.0
 _QUIET_SAMPLES = 1600

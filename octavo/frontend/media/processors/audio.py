@@ -7,9 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from octavo.base.errors import BadCheckpoint, RequestError
-from octavo.frontend.media.audio import Waveform
 from octavo.frontend.media.processors.media import Arrays, Encode, MediaProcessor, Settings
-from octavo.frontend.media.spectrogram import log_mel
+from octavo.frontend.media.spectrogram import Waveform, log_mel
 
 
 class AudioProcessor(MediaProcessor):
