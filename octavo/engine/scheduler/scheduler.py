@@ -247,8 +247,8 @@ class Scheduler:
                 return
             if turns and turns.leaves_out(request, plan):
                 continue
-            drafts, num_behind = ahead.get(request), len(order) - served
-            if drafts is not None and not self._lookahead.extend(plan, request, drafts, num_behind):
+            guesses, num_behind = ahead.get(request), len(order) - served
+            if guesses is not None and not self._lookahead.extend(plan, request, guesses, num_behind):
                 continue
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
