@@ -54,6 +54,6 @@ for ask in (
     try:
         ask()
     except ollama.ResponseError as error:
-        assert error.error and "{" not in error.error, error.error
+        assert error.error and not error.error.startswith("{"), error.error
     else:
         raise AssertionError("an error was expected")
