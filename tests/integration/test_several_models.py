@@ -96,6 +96,8 @@ async def first_answers(server):
         for name in ("broken", "huge"):
             wanted[name] = (503, "")
             assert (await ask(client, name))[0] == 503
+        for name in GOOD:  # who gave way to them comes back
+            assert await ask(client, name) == wanted[name]
     return wanted
 
 
@@ -165,6 +167,8 @@ def test_load_unload_and_states(server):
         assert vector.status_code == 404 and "generates text" in vector.text
         assert client.get("/health").json() == {"status": "ready"}
         assert client.get("/tokenizer_info?model=gemma").json()["vocab_size"] > 200_000
+        client.post("/models/unload", json={"model": "smollm2"})  # the first, which no other model needs
+        assert client.post("/v1/completions", json=TEXT | {"model": "gemma"}).status_code == 200
 
 
 @pytest.mark.slow

@@ -131,7 +131,8 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
 
     Raises RequestError.
     """
-    generation = Generation.of(caller, body, "cmpl", prompts_of(body, caller.engine.tokenizer))
+    tokenizer = caller.asking(body.model).engine.tokenizer
+    generation = Generation.of(caller, body, "cmpl", prompts_of(body, tokenizer))
     return generation, CompletionAnswer(generation.caller, body, generation.request_id)
 
 
