@@ -14,7 +14,7 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CASES, OPS, Case, changed_in, find, run, seen, tensors_in
 
 TORCH_OPS = ("matmul", "gated_matmul", "row_limits", "widen", "forbid", "ban", "penalize", "count", "score")
-TORCH_OPS += ("dense_experts",)  # torch's own, on a CPU
+TORCH_OPS += ("dense_experts", "multiply")  # torch's own, on a CPU
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in TORCH_OPS])
