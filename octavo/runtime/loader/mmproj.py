@@ -99,10 +99,10 @@ def _names(file: GGUFFile, name: str) -> list[str]:
     inner, own = _AROUND.get(name), _INTERN_AROUND.get(name, "")
     if found := _BLOCK.match(name):
         layer, part, end = found.groups()
-        own = f"encoder.layer.{layer}." + (f"lambda_{part[2:]}" if part in ("ls1", "ls2") else "")
-        own += f"{_INTERN[part]}.{end}" if part in _INTERN else ""
         if part in ("ffn_up", "ffn_down") and _are_swapped(file, layer):
             part = "ffn_down" if part == "ffn_up" else "ffn_up"
+        own = f"encoder.layer.{layer}." + (f"lambda_{part[2:]}" if part in ("ls1", "ls2") else "")
+        own += f"{_INTERN[part]}.{end}" if part in _INTERN else ""
         inner = f"encoder.layers.{layer}.{_IN_BLOCKS[part]}.{end}" if part in _IN_BLOCKS else None
     return [tower + known for tower in _TOWERS for known in (inner, own) if known]
 
