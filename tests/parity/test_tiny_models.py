@@ -44,15 +44,22 @@ def test_heads(tmp_path, tied):
     torch.testing.assert_close(logits, oracle_logits(oracle, prompts[0]), atol=TOLERANCE, rtol=0)
 
 
+EPS = {"bfloat16": 2**-7, "float16": 2**-10}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", MODELS.names())
 def test_narrow_weights(tmp_path, architecture, dtype):
-    """Narrow weights are exact in float32: the oracle widens them while loading."""
+    """Narrow weights are exact in float32: the oracle widens them while loading.
+
+    But those of Falcon-H1 are rounded once more: its factors multiply them.
+    """
     folder = save(make_oracle(tiny_config(architecture)).to(getattr(torch, dtype)), tmp_path)
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     prompts = make_prompts(oracle.config.vocab_size, (40,))
-    logits = prompt_logits(load(folder, dtype=dtype), prompts)[0]
-    torch.testing.assert_close(logits, oracle_logits(oracle, prompts[0]), atol=TOLERANCE, rtol=0)
+    logits, expected = prompt_logits(load(folder, dtype=dtype), prompts)[0], oracle_logits(oracle, prompts[0])
+    limit = TOLERANCE if architecture != "FalconH1ForCausalLM" else float(expected.abs().max()) * EPS[dtype]
+    torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
 def test_sharded_checkpoint(tmp_path):
