@@ -158,7 +158,9 @@ async def test_learned_prompts_have_names_too(client, made):
     usage = (await post(client, "/v1/completions", model="learned", prompt=PROMPT)).json()["usage"]
     assert usage["prompt_tokens"] == len(PROMPT)
     lora = [{"name": "red", "scale": 1.0}]
-    both = (await post(client, "/v1/completions", model="learned", prompt=PROMPT, lora=lora)).json()
+    both = (
+        await post(client, "/v1/completions", model="learned", prompt=PROMPT, lora=lora, ignore_eos=True)
+    ).json()
     assert both["choices"][0]["finish_reason"] == "length"
     scaled = [{"name": "learned", "scale": 0.5}]
     refused = await post(client, "/v1/completions", 400, model="base", prompt=PROMPT, lora=scaled)

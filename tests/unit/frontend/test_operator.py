@@ -15,7 +15,7 @@ from tests.fakes import fake_config
 
 _COROUTINES = inspect.getmembers(Operator, inspect.iscoroutinefunction)
 VERBS = [name for name, _ in _COROUTINES if not name.startswith("_")]
-OF_ONE_LOOP = {"is_tracing_enabled"}
+OF_ONE_LOOP = {"is_tracing_enabled", "scale_elastic_ep"}
 
 
 def test_every_engine_has_every_verb():

@@ -80,7 +80,9 @@ def test_a_request_from_arrival_to_end(monkeypatch):
     assert by_name(metrics, "generation_tokens").value == 4
     assert by_name(metrics, "request_success", finished_reason="length").value == 1
     assert by_name(metrics, "num_requests_running").value == 1
-    assert by_name(metrics, "cache_config_info").labels["block_size"] == "4"
+    metrics.note_cache(8)
+    cache = by_name(metrics, "cache_config_info").labels
+    assert (cache["block_size"], cache["num_gpu_blocks"]) == ("4", "8")
 
 
 def test_two_sequences_are_one_request():
@@ -129,6 +131,7 @@ def test_sleep_and_rejections():
 
 def test_every_metric_that_is_promised_is_made():
     metrics = EngineMetrics(fake_config())
+    metrics.note_cache(8)
     metrics.note_first_token(0.1, 4, 0)
     metrics.note_media_tokens({"image": 2})
     metrics.note_tokens(1)
