@@ -165,4 +165,5 @@ def rank_main(
     )
     logits = [prompt_logits(load(folder, parallel), prompts) for folder in folders]
     torch.save(logits, meeting.with_suffix(f".{rank}"))
+    torch.distributed.barrier()  # what a stage has sent may be under way
     parallel.close()
