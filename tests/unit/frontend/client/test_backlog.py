@@ -14,6 +14,7 @@ from octavo.messages.request import (
     EngineOutput,
     EngineOutputs,
     FinishReason,
+    RoutedTokens,
     SchedulerStats,
     TokenLogprobs,
 )
@@ -64,6 +65,14 @@ def test_steps_become_one():
     )
     assert made.outputs == [expected, EngineOutput("b", [7, 8]), EngineOutput("c", [1])]
     assert made.stats.num_steps == 4
+
+
+def test_routes_of_all_steps_are_kept():
+    routes = [RoutedTokens(i, bytes([i]), 1, 1, 1) for i in range(3)]
+    [made] = taken(
+        step(1, EngineOutput("a", [4], routes=routes[:1])), step(2, EngineOutput("a", [5], routes=routes[1:]))
+    )
+    assert made.outputs == [EngineOutput("a", [4, 5], routes=routes)]
 
 
 def test_orders_keep_their_place():
