@@ -1,6 +1,6 @@
-"""`join_ranks` is how a worker becomes a rank. `connect_peers` opens the memory of other GPUs for it.
+"""`join_ranks` makes a worker a rank; `connect_peers` opens the memory of other GPUs for it.
 
-And measures up to which size that is the fastest way. NVLink multicast is not used.
+It also measures up to which size that is the fastest way. NVLink multicast is not used.
 """
 
 import importlib

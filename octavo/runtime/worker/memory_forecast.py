@@ -91,7 +91,7 @@ def _available_bytes(config: EngineConfig, weight_bytes: int, device_bytes: int)
         return int(share * ((device_bytes or cpu.free_bytes()) - weight_bytes))
     free, total = device_bytes - GPU_CONTEXT_BYTES, device_bytes
     if not device_bytes:
-        if torch_name(device)[:4] != "cuda" or not torch.cuda.is_available():
+        if not torch_name(device).startswith("cuda") or not torch.cuda.is_available():
             raise Unsupported(f"There is no {device} here to look at: say what it has by --device-memory.")
         free, total = torch.cuda.mem_get_info(torch.device(torch_name(device)))
     return int(total * share) - (total - free) - weight_bytes
