@@ -26,7 +26,7 @@ SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo "make run    set up what serving needs, serve the default model at http://127.0.0.1:8000"
-	@echo "make test   set up what is missing, run the test suite"
+	@echo "make test   set up what is missing, run the test suite; WHOLE=1: slow tests and all cases, too"
 	@echo "make setup  everything: virtual environment, all packages, default model, CPU kernels"
 	@echo "make lint   ruff, mypy, import contracts, sizes"
 	@echo "make coverage  lines of front, engine and ground floor that the quick tests run"
@@ -45,7 +45,7 @@ announce:
 	  "then it compiles the CPU kernels, for up to a minute. Without CUDA it takes 1.3 GB of disk and 2 to 5 minutes."
 
 test: setup $(STAMPS)/test-model $(STAMPS)/clients
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(WHOLE),--whole) $(PYTEST_ARGS)
 
 coverage: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/property \

@@ -10,13 +10,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110  # Triton asks when it is first imported, whoever does it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import gc
 import logging
 from pathlib import Path
 
 import pytest
 
 from octavo.base import hub
+from tests import selection
 
+gc.disable()  # until all tests are collected: what is imported stays
 ROOT = Path(__file__).resolve().parents[1]
 _SHOWN_OF_A_FAILURE = 600
 MAX_RERUNS = 3
@@ -57,22 +60,20 @@ def _fresh_log():
 
 def pytest_addoption(parser):
     """Options of this suite."""
-    parser.addoption("--whole-docs", action="store_true", help="run the documentation's slow blocks, too")
+    parser.addoption("--whole", action="store_true", help="run slow tests and all cases of matrices, too")
 
 
 def pytest_collection_modifyitems(config, items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
-
-    What waits for a flag (opt_in) is not selected without it.
 
     Files with slow tests come first: a long one at the end would leave the other workers idle.
 
     A machine that is busy with other things can upset the latter. The summary names each that was run again;
     more than MAX_RERUNS of them fail the session.
     """
-    left_out = [item for item in items if not _is_asked_for(item, config)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    asked = set(selection.asked_for(items, selection.is_whole(config)))
+    config.hook.pytest_deselected(items=[item for item in items if item not in asked])
+    items[:] = [item for item in items if item in asked]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
@@ -86,13 +87,10 @@ def pytest_collection_modifyitems(config, items):
             )
 
 
-def _is_asked_for(item, config):
-    """Return False for a test whose flag is not given."""
-    marker = item.get_closest_marker("opt_in")
-    if marker is None:
-        return True
-    [flag] = marker.args
-    return config.getoption(flag) if flag.startswith("--") else bool(os.environ.get(flag))
+def pytest_collection_finish():
+    """From here on garbage is collected, but what all tests share is not looked through for it."""
+    gc.freeze()
+    gc.enable()
 
 
 def _rerun_tests(config):
