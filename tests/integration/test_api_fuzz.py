@@ -30,6 +30,7 @@ def server():
         yield server
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name
 )

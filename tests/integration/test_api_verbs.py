@@ -59,6 +59,7 @@ def test_the_kv_cache_alone(tiny_llama, make_llm):
     assert tokens(llm) == before
 
 
+@pytest.mark.slow
 def test_two_ranks_sleep(tiny_llama, make_llm):
     llm = make_llm(tiny_llama, tensor_parallel_size=2)
     before = tokens(llm)
@@ -169,6 +170,7 @@ async def test_every_exit_gives_the_place_back(make_engine):
     assert (engine.admission.num_sequences, engine.admission.num_waiting_tokens) == (0, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_pause_and_resume(make_engine, tiny_llama, make_llm, mode):
     engine = make_engine()

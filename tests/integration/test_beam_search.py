@@ -11,6 +11,8 @@ from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.beam_search.params import BeamSearchOutput
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 MODELS = {
     "llama": "LlamaForCausalLM",
     "gemma3": "Gemma3ForCausalLM",  # sliding windows
@@ -264,6 +266,7 @@ def test_aborted_searches_let_go_of_everything(tiny_llama, make_llm):
     assert is_idle(llm)
 
 
+@pytest.mark.slow
 async def test_the_asynchronous_engine_searches_too(tiny_llama, make_llm):
     params = BeamSearchParams(3, 8, ignore_eos=True)
     prompts = make_prompts(128, (5, 40))

@@ -33,7 +33,6 @@ SHARED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.opt_in("OCTAVO_VLLM_PYTHON")
 def test_both_clients_tell_the_same(tmp_path):
     words = shlex.split(LOAD)

@@ -30,6 +30,7 @@ def test_latency(result, capsys):
     assert "50% percentile latency" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", [[], ["--async-engine", "--disable-detokenize"]], ids=["", "async"])
 def test_throughput(result, mode):
     words = ["--num-prompts=5", "--num-warmups=1", "--input-len=8", "--output-len=4", "--n=2"]

@@ -11,7 +11,12 @@ import pytest
 from octavo.frontend.text.loader import load_tokenizer
 from tests.served_process import ServeProcess
 
+FAST = ("ollama_client",)
 SCRIPTS = sorted(Path(__file__).parents[1].joinpath("clients").glob("*_client.py"))
+CHOSEN = [
+    pytest.param(script, id=script.stem, marks=() if script.stem in FAST else pytest.mark.slow)
+    for script in SCRIPTS
+]
 PYTHON = Path(sys.prefix, "clients", "bin", "python")
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make test makes the environment of clients")
 
@@ -32,8 +37,7 @@ def tokenizer_folder(smollm2_path, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", CHOSEN)
 def test_client(server, script, tokenizer_folder):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(

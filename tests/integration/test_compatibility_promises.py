@@ -57,6 +57,7 @@ async def test_caches_of_the_asynchronous_engine(make_engine):
     assert await engine.get_tokenizer() is None
 
 
+@pytest.mark.slow
 async def test_what_a_request_leaves_in_the_cache(make_engine):
     engine = make_engine()
     outputs = [await collect(engine, [3] * length) for length in (40, 40, 60)]
@@ -78,6 +79,7 @@ def test_a_registered_architecture(tmp_path, monkeypatch):
     assert output.outputs[0].token_ids == oracle_greedy(oracle, [1, 2, 3], output.outputs[0].token_ids)
 
 
+@pytest.mark.slow
 async def test_a_profile_of_the_asynchronous_engine(make_engine, tmp_path):
     engine = make_engine(profiler_dir=str(tmp_path))
     await engine.start_profile("mine")

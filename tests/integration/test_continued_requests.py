@@ -10,6 +10,8 @@ from octavo.engine.executor import make_executor
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.text.loader import tokenizer_for
 
+pytestmark = pytest.mark.matrix(3)
+
 NUM_TOKENS = 24
 SCHEMA = {
     "type": "object",

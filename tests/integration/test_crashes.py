@@ -96,6 +96,7 @@ def weight(server):
     return front.num_fds(), front.num_threads(), front.memory_info().rss >> 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_crash", ["restart", "replay"])
 def test_the_core_dies_again_and_again(on_crash):
     crashes = [signal.SIGKILL] * ROUNDS + [signal.SIGSTOP] * (1 + ROUNDS // 8)

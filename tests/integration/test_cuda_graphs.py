@@ -49,6 +49,7 @@ def eager(tiny_model, make_llm):
     return lambda work, wanted: tokens(make_llm(tiny_model, enforce_eager=True), work, wanted)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "options",
     [

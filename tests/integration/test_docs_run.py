@@ -1,6 +1,6 @@
 """The documentation's code runs: python blocks and requests by curl against a real server, cheap commands.
 
-Blocks for clients of other projects run with `--whole-docs` only, in the environment that `make test` made.
+Blocks for clients of other projects run with `--whole` only, in the environment that `make test` made.
 """
 
 import ast
@@ -43,6 +43,7 @@ def is_foreign(block):
 OWN = [block for block in PYTHON if not is_foreign(block)]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("page", sorted({block.page for block in OWN}))
 def test_the_python_of_a_page(page, request, tmp_path, monkeypatch, capsys):
     """The blocks of a page one after the other, as a reader would paste them into one session."""
@@ -65,8 +66,8 @@ def test_the_python_of_a_page(page, request, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not CLIENTS.exists(), reason="make test makes the environment of clients")
 @pytest.mark.parametrize("block", [block for block in PYTHON if is_foreign(block)], ids=str)
-@pytest.mark.opt_in("--whole-docs")
 def test_the_python_of_other_clients(block, server):
     done = subprocess.run(
         [CLIENTS, "-c", block.text.replace(ADDRESS, server.url)],
@@ -116,6 +117,7 @@ def test_cheap_commands_run(line, smollm2_path, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_the_batch_of_the_guide(smollm2_path, tmp_path, monkeypatch):
     [block] = blocks("json", ["docs/guides/batches.md"])
     [words] = [

@@ -145,6 +145,7 @@ def drafting(target, folder, method, **options):
     return LLM(target[1], **{**COMMON, "speculative_config": config, **options})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "shift"), [("medusa", 0), ("old names", 0), ("mlp_speculator", 0), ("medusa", 1)]
 )
@@ -164,6 +165,7 @@ def test_trained_heads_guess_well(target, outputs, folders, monkeypatch, kind, s
     assert (length < 1.5) if shift else (length > 1.6), f"mean acceptance length {length:.2f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 def test_texts_are_the_same(target, folders, smollm2_path, method):
     with LLM(target[1], tokenizer=str(smollm2_path), **COMMON) as llm:

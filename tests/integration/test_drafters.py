@@ -55,6 +55,7 @@ def drafting(folders, tokenizer, draft="target", **options):
     return LLM(folders["target"], tokenizer=tokenizer, **{**COMMON, "speculative_config": config, **options})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("draft", "options"),
     [
@@ -201,6 +202,7 @@ def test_a_greedy_draft_is_right_less_often_where_tokens_are_drawn(folders, toke
     assert accepted["probabilistic"] == 1.0 > accepted["greedy"]
 
 
+@pytest.mark.slow
 def test_ranks_guess_alike(folders, tokenizer):
     """With tensor parallelism, keys and values of the draft are split as the model's are."""
     common = COMMON | {"tensor_parallel_size": 2, "tokenizer": tokenizer}
@@ -255,7 +257,9 @@ def permuted(tmp_path_factory):
     return [str(folder) for folder in folders]
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}], ids=["one", "ranks"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)], ids=["one", "ranks"]
+)
 def test_a_draft_model_may_have_another_vocabulary(permuted, options):
     """The model itself with tokens in another order is nearly always right: only some tokens it has not."""
     target, draft = permuted

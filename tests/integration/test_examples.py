@@ -69,6 +69,17 @@ PROMISES = {
     "server/adapters": [r"demo of smollm2: ['\"] .+", r"half of demo: ['\"] .+"],
     "server/embeddings": [r"3 vectors of 384\n[01]\.\d\d Plants make sugar"],
 }
+FAST = (
+    "basic",
+    "structured_output",
+    "async_streaming",
+    "quantize",
+    "server/chat",
+    "server/tools",
+    "server/batches",
+)
+"""One of each topic; the others run with --whole."""
+SCRIPTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PROMISES]
 NOTEBOOKS = {
     "quickstart": [
         r"The capital of France is → .+",
@@ -115,7 +126,7 @@ def test_every_example_is_run_and_listed():
     assert listed == [(name, name) for name in (*PROMISES, *NOTEBOOKS)]
 
 
-@pytest.mark.parametrize("name", PROMISES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_example(name, request, tmp_path, capsys):
     script = EXAMPLES / f"{name}.py"
     text = script.read_text(encoding="utf-8")
@@ -146,6 +157,7 @@ def run_with_ray(script, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_ranks_that_ray_places(tiny_llama):
     """The tokens are one device's; nothing is left in the cluster; too many ranks are refused."""
     printed = run_with_ray(ROOT / "tests/ray_ranks.py", tiny_llama)
@@ -153,6 +165,7 @@ def test_ranks_that_ray_places(tiny_llama):
     assert "The number of required CPUs (6) exceeds the total number of available CPUs in the Ray" in printed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook(name, smollm2_path, tmp_path, monkeypatch):
     """Its cells run in a kernel; what they print is right, and progress bars are widgets."""

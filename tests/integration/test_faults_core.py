@@ -155,6 +155,7 @@ async def test_shutdown_while_the_model_loads(start):
         await starting
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_idle", [True, False])
 async def test_a_stopped_core_is_found_and_replaced(start, is_idle, capfd):
     engine = await start(step_s=0.02, stall_timeout=1.0, restarts=Impatient(0.0))
@@ -213,6 +214,7 @@ async def test_a_stopped_rank_is_found(start):
     assert wait_until(lambda: not any(map(is_alive, pids)), 5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["core.decode_add:raise@2", "core.step:raise@4", "core.step:memory@4"])
 async def test_a_failing_thread_is_a_failing_engine(start, monkeypatch, fault):
     monkeypatch.setenv("OCTAVO_FAULT", fault)

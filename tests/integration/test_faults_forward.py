@@ -68,6 +68,7 @@ def test_a_forward_pass_that_fails(server):
     assert answer(server) == before
 
 
+@pytest.mark.slow
 def test_a_step_that_gets_no_memory(server):
     before = answer(server)
     core = core_of(server)
@@ -78,6 +79,7 @@ def test_a_step_that_gets_no_memory(server):
     assert answer(server) == before
 
 
+@pytest.mark.slow
 def test_a_start_that_gets_no_memory(tiny_llama):
     """More for the cache than the process may have."""
     most = 1 << 36

@@ -231,6 +231,7 @@ async def start_real(tiny_llama, monkeypatch):
         await engine.shutdown()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fault", "text"),
     [

@@ -15,6 +15,7 @@ BODY = {"prompt": "hello", "max_tokens": 4, "seed": 1}
 NUM_DAWDLERS = 200
 
 
+@pytest.mark.slow
 def test_a_front_that_stands_still_loses_nothing():
     """For longer than a core may be silent: it was not the core that was."""
     orders = {"step_s": 0.02}
@@ -35,11 +36,12 @@ def test_a_front_that_stands_still_loses_nothing():
         assert "hangs" not in server.log
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "env",
     [
-        {"PYTHONOPTIMIZE": "1", "PYTHONHASHSEED": "7"},
         {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "HOME": "/nowhere", "OCTAVO_CACHE_DIR": "/nowhere"},
+        {"PYTHONOPTIMIZE": "1", "PYTHONHASHSEED": "7"},
     ],
     ids=lambda env: next(iter(env)),
 )
@@ -64,6 +66,7 @@ def test_no_file_may_grow():
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_crowd_that_dawdles():
     with ServeProcess("--header-timeout", "2", "--disable-access-log") as server:
         crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(NUM_DAWDLERS)]

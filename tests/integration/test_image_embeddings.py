@@ -28,6 +28,7 @@ async def embedded(server, *parts):
     return np.array(answer.json()["data"][0]["embedding"])
 
 
+@pytest.mark.matrix
 async def test_pictures_and_texts(server):
     """A conversation with one part is embedded without a template; a plain input is a text."""
     [image] = make_images(1)

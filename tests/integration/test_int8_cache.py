@@ -11,6 +11,8 @@ from octavo.config.resolve import resolve
 from octavo.engine.memory_plan import plan_memory
 from tests.tiny_models import make_oracle, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 INT8 = {"kv_cache_dtype": "int8"}
 TIGHT = {"num_gpu_blocks_override": 115, "block_size": 4, "max_model_len": 140}
 
@@ -62,7 +64,7 @@ def test_close_on_a_real_model(smollm2_path, make_llm):
     assert 1e-4 < largest_difference(exact, narrow) < 0.5
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "references"])
+@pytest.mark.parametrize("kernels", ["compiled", pytest.param("references", marks=pytest.mark.slow)])
 def test_the_same_tokens_in_every_batch(tiny_model, make_llm, monkeypatch, kernels):
     """Alone, together, in chunks, with one thread and with two."""
     if kernels == "references":

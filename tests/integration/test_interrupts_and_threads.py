@@ -19,6 +19,7 @@ def llm(smollm2_path):
         yield llm
 
 
+@pytest.mark.slow
 def test_sixteen_interrupts_leave_the_engine_usable(llm):
     [expected] = llm.generate("The sea is", SHORT, use_tqdm=False)
     main = threading.main_thread().ident

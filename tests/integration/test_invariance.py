@@ -6,6 +6,8 @@ import pytest
 
 from octavo import SamplingParams
 
+pytestmark = pytest.mark.matrix(3)
+
 NUM_TOKENS = 40
 
 

@@ -1,4 +1,7 @@
-"""The platform wheel: without a compiler its kernels run, and give the tokens of those that are built."""
+"""The platform wheel: without a compiler its kernels run, and give the tokens of those that are built.
+
+Runs with --whole alone; tests/kernels/test_kernel_build.py has the parts.
+"""
 
 import os
 import re

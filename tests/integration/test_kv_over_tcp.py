@@ -42,6 +42,7 @@ def told(llm, prompt):
     return ask(llm, prompt, ONE, kv_transfer_params={"do_remote_decode": True}).kv_transfer_params
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "sizes", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)], ids=["one", "two ranks"]
 )
@@ -83,6 +84,7 @@ def test_a_wrong_block_would_be_noticed(tiny_llama, make_llm, monkeypatch):
     assert ask(second, work[0], kv_transfer_params=params).outputs[0].token_ids != expected
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_an_engine_that_is_gone(tiny_llama, make_llm, policy):
     [prompt, other, _] = prompts()

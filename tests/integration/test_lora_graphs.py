@@ -36,6 +36,7 @@ def tokens(llm, prompts, loras):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
     [{}, {"steps_in_flight": 2, "max_num_seqs": 5}, {"max_num_batched_tokens": 70, "max_loras": 2}],

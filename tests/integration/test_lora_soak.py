@@ -1,6 +1,8 @@
 """Many adapters on few slots under a random load: no error, nobody's text, no growth.
 
 OCTAVO_LORA_SOAK=200 runs so many seconds over 1,000 adapters.
+
+Runs with --whole alone; tests/parity/test_lora_features.py has the parts.
 """
 
 import asyncio
@@ -40,6 +42,7 @@ def made(tmp_path_factory):
     return save(oracle, root / "base"), loras
 
 
+@pytest.mark.slow
 async def test_many_adapters_on_few_slots(made):
     folder, loras = made
     args = EngineArgs(

@@ -24,6 +24,8 @@ from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pinned_ring import PinnedRing
 from tests.fakes import fake_request
 
+pytestmark = pytest.mark.matrix(3)
+
 VOCAB_SIZE, END = 131, 130
 ASCII = Vocabulary([bytes([i]) for i in range(128)] + [b"<a>", b"<b>", b"</s>"], [128, 129, END], [END])
 FORM = "[a-z]{3}( [0-9]{2,5}){1,4}"
@@ -137,6 +139,7 @@ def test_masks_that_are_lost_show(tiny_model, run, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_masks_reach_every_rank(tiny_llama, run):
     expected = run(tiny_llama)
     tokens = {name: result[0] for name, result in expected.items()}

@@ -17,6 +17,7 @@ def tokens(llm, architecture):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("architecture", [QWEN, GEMMA])
 @pytest.mark.parametrize(
     "options", [{}, {"long_prefill_token_threshold": 12, "max_num_seqs": 3}], ids=["whole", "chunks"]

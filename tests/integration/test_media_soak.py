@@ -14,7 +14,7 @@ from octavo import LLM, SamplingParams
 from tests.integration.test_images_over_http import LLAVA, chat, picture, serve, text
 from tests.tiny_media import IMAGE, make_oracle, save
 
-pytestmark = [pytest.mark.slow, pytest.mark.opt_in("OCTAVO_MEDIA_SOAK")]
+pytestmark = pytest.mark.opt_in("OCTAVO_MEDIA_SOAK")
 MIB = 2**20
 
 

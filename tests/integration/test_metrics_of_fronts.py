@@ -1,9 +1,13 @@
-"""/metrics of a server with several front processes: whichever answers shows all, also after one has died."""
+"""/metrics of a server with several front processes: whichever answers shows all, also after one has died.
+
+Runs with --whole alone; tests/integration/test_serve_process.py has two fronts that count together.
+"""
 
 import re
 import time
 
 import httpx
+import pytest
 
 from tests.served_process import ServeProcess
 
@@ -15,6 +19,7 @@ def metric(server, name):
     return sum(map(float, re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", page, re.MULTILINE)))
 
 
+@pytest.mark.slow
 def test_every_front_shows_the_sum_and_it_never_falls():
     with ServeProcess("--api-server-count", "3", "--disable-access-log") as server:
         num_answered = last = 0

@@ -131,6 +131,7 @@ async def test_readers_that_do_not_read_hold_nobody_up(server):
     assert await asyncio.to_thread(wait_until, lambda: not load_of(server), 5)
 
 
+@pytest.mark.slow
 async def test_health_is_told_while_much_is_read_and_written():
     """200 streams, and prompts that take seconds to tokenize: all is read, then cut, and then refused."""
     flags = ["--max-num-seqs", str(NUM_CLIENTS), "--disable-access-log"]

@@ -16,6 +16,8 @@ import pytest
 from octavo import SamplingParams
 from tests.tiny_models import make_oracle, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 VOCAB_SIZE = 49152
 NUM_TOKENS = 12
 COMMON = [11, 12, 13, 14, 15, 300, 400, 500]

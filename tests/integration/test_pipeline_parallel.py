@@ -45,7 +45,7 @@ def answers(llm):
 @pytest.mark.parametrize(
     ("key_heads", "tp", "pp", "dp"),
     [
-        pytest.param(4, 1, 2, 1, id="two stages"),
+        pytest.param(4, 1, 2, 1, id="two stages", marks=pytest.mark.slow),
         pytest.param(1, 1, 3, 1, marks=pytest.mark.slow),
         pytest.param(1, 2, 2, 1, marks=pytest.mark.slow),
         pytest.param(4, 4, 1, 1, marks=pytest.mark.slow),
@@ -66,6 +66,7 @@ def test_many_equal_one(models, make_llm, key_heads, tp, pp, dp):
         assert one == many, "stages change no bit"
 
 
+@pytest.mark.slow
 def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_llm):
     params = SamplingParams(max_tokens=20, ignore_eos=True, detokenize=False, temperature=0.5, seed=1)
     prompts = [[i + 1] * (5 + 20 * i) for i in range(4)]

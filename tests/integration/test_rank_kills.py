@@ -1,6 +1,8 @@
 """Any process of an engine with ranks is killed or stopped at any time under load: requests go on, exactly.
 
 OCTAVO_KILLS=50 says how often; a soak, which prints how long it took until the engine was back.
+
+Runs with --whole alone; tests/integration/test_faults_core.py has the parts.
 """
 
 import asyncio
@@ -58,6 +60,7 @@ async def ask(engine, seed):
     assert outputs[-1].outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * KILLS)
 async def test_whoever_dies_or_hangs_requests_go_on(engine):
     chance, is_over, num_answers = random.Random(), False, 0

@@ -89,6 +89,7 @@ async def streams_over_deaths(engines, deaths, num=16):
     return await asyncio.wait_for(asyncio.gather(*runs), 30)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_fronts", [1, 3])
 async def test_streams_go_on_over_deaths_and_hangs(start, num_fronts):
     engines = await start(num_fronts=num_fronts)
@@ -98,6 +99,7 @@ async def test_streams_go_on_over_deaths_and_hangs(start, num_fronts):
     assert not any(engine.core.processor.num_open for engine in engines)
 
 
+@pytest.mark.slow
 async def test_without_the_given_tokens_streams_would_have_them_twice(start):
     engine = await start()
     with patch.object(SampledRequest, "resume", lambda self, asked: asked):

@@ -1,6 +1,8 @@
 """The real core is killed and stopped under streams of all kinds: each is what it is without that.
 
 OCTAVO_TEST_ROUNDS=30 makes it many deaths; two are enough to see that all kinds go on.
+
+Runs with --whole alone; tests/integration/test_replay.py has the parts.
 """
 
 import asyncio
@@ -114,6 +116,7 @@ def all_streams(engine, client):
     return [*(stream(engine, kind) for kind in KINDS), *(chat(client, body) for body in CHATS)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120 + 60 * ROUNDS)
 async def test_streams_of_all_kinds(engine):
     transport = httpx.ASGITransport(make_app(engine, ServerConfig()))

@@ -11,7 +11,7 @@ OPTIONS = {"max_num_batched_tokens": 70, "max_num_seqs": 8, "cpu_threads": 1}
 
 @pytest.mark.parametrize(
     ("tp", "pp"),
-    [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(1, 3, marks=pytest.mark.slow)],
+    [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 2), (2, 2), (1, 3)))],
 )
 def test_replayed_equals_eager(tiny_llama, make_llm, tp, pp):
     """Some steps are not replayed, by all ranks or by the last stage alone (prompt logprobs): they mix."""

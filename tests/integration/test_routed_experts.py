@@ -122,6 +122,7 @@ def test_what_is_refused(tmp_path):
         LLM(str(windows), **OPTIONS, pipeline_parallel_size=2)
 
 
+@pytest.mark.matrix
 async def test_ids_over_http(pair):
     """In base64, as vLLM writes them; streams tell them at the end."""
     oracle, folder = pair

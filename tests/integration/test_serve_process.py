@@ -52,6 +52,7 @@ class TestStart:
         assert plain.post("/v1/completions", BODY).json()["usage"]["completion_tokens"] == 4
         assert plain.get("/").headers["content-type"].startswith("text/html")
 
+    @pytest.mark.slow
     def test_before_it_is_ready_it_says_so_and_can_be_ended(self):
         with ServeProcess(orders={"fault": "load:hang"}, wait=False) as server:
             server.wait_for_status(503)
@@ -63,6 +64,7 @@ class TestStart:
             server.signal()
             assert server.end(5) == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("after_s", [0.3, 1.0])
     def test_ended_while_it_starts_it_leaves_nothing(self, after_s, tmp_path):
         path = tmp_path / "s"
@@ -99,6 +101,7 @@ class TestStart:
         assert done.stderr.splitlines()[-1].startswith("octavo: error: ")
         assert "config.json" in done.stderr.splitlines()[-1]
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         ("fault", "code", "says"), [("config", 2, "the option is wrong"), ("raise", 1, "told to fail")]
     )
@@ -134,6 +137,7 @@ class TestEnd:
             assert plain.result().json()["choices"][0]["finish_reason"] == "length"
             assert server.end() == 0
 
+    @pytest.mark.slow
     def test_at_the_deadline_the_rest_ends_with_an_error(self):
         with ServeProcess("--shutdown-timeout", "0.5", orders=SLOW) as server, server.stream(2000) as lines:
             server.signal()
@@ -234,6 +238,7 @@ class TestBounds:
             assert int(refused.headers["retry-after"]) > 0
             assert server.get("/health").status_code == 200
 
+    @pytest.mark.slow
     def test_by_default_the_queue_has_four_places_per_seat(self):
         body = {**BODY, "max_tokens": 20}  # a second each: none ends before all have come
         with ServeProcess("--max-num-seqs", "2", orders=SLOW) as server, ThreadPoolExecutor(20) as pool:
@@ -266,6 +271,7 @@ class TestBounds:
         assert lengths[1] < lengths[0] + 200
         assert "path-" not in plain.get("/metrics").text
 
+    @pytest.mark.slow
     def test_file_descriptors_run_out_and_come_back(self):
         with ServeProcess("--header-timeout", "2") as server:
             num_open = psutil.Process(server.process.pid).num_fds()
@@ -280,6 +286,7 @@ class TestBounds:
                 client.close()
             assert "No connection can be accepted" in server.log
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("output", ["closed", "stuck", "failing"])
     def test_nobody_has_to_read_what_it_prints(self, output):
         pipe = os.pipe()
@@ -361,6 +368,7 @@ class TestOtherDoors:
             server.signal()
             assert server.end() == 0
 
+    @pytest.mark.slow
     def test_a_certificate_that_is_none(self, tmp_path):
         (tmp_path / "c").write_text("no certificate")
         with ServeProcess("--ssl-certfile", str(tmp_path / "c"), wait=False) as server:
@@ -393,6 +401,7 @@ class TestSeveralFronts:
         assert "api1 octavo.access" in pair.log, "the second took some"
         assert wait_until(lambda: count() == due, 20), "each tells the others twice a second"
 
+    @pytest.mark.slow
     def test_one_that_dies_is_replaced(self, pair):
         [front] = [child for child in pair.children() if "tests.served_process" in child.cmdline()]
         front.kill()

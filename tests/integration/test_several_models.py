@@ -132,7 +132,6 @@ def test_models_change_places_under_random_requests(server):
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_sleeping_models_change_places_quickly(server):
     """0.5 s at most (p50) where the machine is idle; the bound here is for a busy one."""
     waits = []
@@ -144,7 +143,6 @@ def test_sleeping_models_change_places_quickly(server):
     assert sorted(waits[2:])[len(waits) // 2 - 1] < 2.0, waits
 
 
-@pytest.mark.slow
 def test_load_unload_and_states(server):
     with httpx.Client(base_url=server.url, timeout=120) as client:
         assert client.post("/models/load", json={"model": "minilm"}).json() == {"success": True}
@@ -171,7 +169,6 @@ def test_load_unload_and_states(server):
         assert client.post("/v1/completions", json=TEXT | {"model": "gemma"}).status_code == 200
 
 
-@pytest.mark.slow
 def test_ollamas_routes_over_several_models(server):
     with httpx.Client(base_url=server.url, timeout=120) as client:
         tags = [tag["name"] for tag in client.get("/api/tags").json()["models"]]

@@ -9,6 +9,8 @@ from octavo.cli.main import main
 from octavo.config import EngineArgs, resolve
 from tests.tiny_models import make_oracle, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 PROMPTS = [[i + 1] * (20 + i) for i in range(3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 SMALL = ["--skip-tokenizer-init", "--num-gpu-blocks-override", "400"]
@@ -32,7 +34,7 @@ def folder(tiny_llama, tmp_path_factory):
         ("LlamaForCausalLM", {}),
         ("LlamaForCausalLM", {"dtype": "bfloat16"}),
         ("LlamaForCausalLM", {"quantization": "int8_per_channel_weight_only"}),
-        ("LlamaForCausalLM", {"tensor_parallel_size": 2}),
+        pytest.param("LlamaForCausalLM", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
         ("LlamaForCausalLM", {"enable_lora": True}),
         ("Gemma3ForCausalLM", {}),
         ("MixtralForCausalLM", {}),

@@ -1,4 +1,7 @@
-"""A short run of tools/soak.py: all kinds of clients at once, and nothing of them is left."""
+"""A short run of tools/soak.py: all kinds of clients at once, and nothing of them is left.
+
+Runs with --whole alone; tests/integration/test_overload.py and its neighbours have the parts.
+"""
 
 import asyncio
 import importlib.util

@@ -104,6 +104,7 @@ def tiny_plain(tiny):
         return results(llm)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
     [
@@ -126,6 +127,7 @@ def test_steps_in_flight_change_nothing(tiny, tiny_plain):
         assert results(llm) == tiny_plain
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
 def test_chained_steps_change_nothing(tiny, monkeypatch, shift):
     """The next step verifies what follows if all drafts come true; shifted, the negative twin: see there."""
@@ -157,6 +159,7 @@ def test_chained_steps_change_nothing(tiny, monkeypatch, shift):
     assert sum(noted) > 50
 
 
+@pytest.mark.slow
 def test_stages_change_nothing(tiny, monkeypatch):
     """Guessed is what follows in the known texts: right behind three tokens of an output, wrong elsewhere."""
     params = [SamplingParams(max_tokens=24, **({"temperature": 0} | PARAMS[name])) for name in PARAMS]
@@ -184,6 +187,7 @@ def test_stages_change_nothing(tiny, monkeypatch):
     assert num_guessed > num_accepted > 40
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["random", "end"])
 def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
     noise = np.random.default_rng(1)
@@ -204,6 +208,7 @@ def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
         assert drafted(llm)[0] > 100
 
 
+@pytest.mark.slow
 def test_processors_that_see_refused_drafts_are_noticed(smollm2_path, monkeypatch):
     """The negative twin: without the order of places, penalties count tokens that were not kept."""
 
@@ -222,6 +227,7 @@ def test_processors_that_see_refused_drafts_are_noticed(smollm2_path, monkeypatc
     assert texts() != expected
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch, shift):
     params = SamplingParams(max_tokens=30, temperature=0.7, seed=1)
@@ -246,6 +252,7 @@ def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch,
     assert num_guessed > 20 and num_accepted == (0 if shift else num_guessed)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_hostile", [False, True])
 def test_what_a_grammar_determines_is_guessed(smollm2_path, monkeypatch, is_hostile):
     """In other tokens than the model takes, if the back end says so: then nothing comes true but the text."""

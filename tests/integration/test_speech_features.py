@@ -62,6 +62,7 @@ def test_a_captured_step_reads_its_own_sources(folder, requests, expected, repea
     assert tokens(folder, requests) != expected
 
 
+@pytest.mark.slow
 def test_two_ranks(folder, requests, expected):
     assert tokens(folder, requests, tensor_parallel_size=2, cpu_threads=1) == expected
 

@@ -263,6 +263,7 @@ def test_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind, br
     assert all(agree) != broken
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
 def test_captured_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind, broken):
@@ -291,6 +292,7 @@ def test_captured_guesses_are_those_of_plain_torch(target, folders, monkeypatch,
     assert all(agree) != broken
 
 
+@pytest.mark.slow
 def test_steps_that_wait_change_nothing(target, folders, smollm2_path, plain):
     """With two steps in flight, each begins with what came of the one before: on a CPU, by waiting for it."""
     common = {"tokenizer": str(smollm2_path), "steps_in_flight": 2, "max_num_seqs": 24}
@@ -299,6 +301,7 @@ def test_steps_that_wait_change_nothing(target, folders, smollm2_path, plain):
         assert drafted(llm)[0] > 100
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
 def test_chained_steps_change_nothing(target, folders, monkeypatch, shift):
     """Nobody waits to know how long a request is; shifted, the negative twin: it is noted as shorter."""
@@ -332,6 +335,7 @@ def test_chained_steps_change_nothing(target, folders, monkeypatch, shift):
     assert len(rows) > 20 and max(rows) > 8
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "speculators"])
 def test_chained_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind):
     """Behind steps that nobody waits for, all the guesses are read from the device."""
@@ -428,6 +432,7 @@ def plain(target, smollm2_path):
 SHORT = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 16, "max_num_seqs": 12}
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("eagle", {}), ("eagle3", SHORT), ("speculators", {})],
@@ -439,6 +444,7 @@ def test_texts_are_the_same(target, folders, smollm2_path, plain, kind, options)
         assert drafted(llm)[0] > 100
 
 
+@pytest.mark.slow
 def test_ranks_guess_alike(target, folders):
     prompts, common = [{"prompt_token_ids": ids} for ids in PROMPTS[:6]], {"tensor_parallel_size": 2}
     with LLM(target[1], skip_tokenizer_init=True, **COMMON, **common) as llm:
@@ -484,6 +490,7 @@ def train(kind, oracle, texts):
     return {name: w.detach() for name, w in weights.items()}
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
 def test_trained_heads_guess_well(tmp_path, monkeypatch, kind, shift):

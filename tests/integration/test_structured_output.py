@@ -145,7 +145,7 @@ async def _last(engine, prompt, **values):
     return outputs[-1].outputs[0]
 
 
-@pytest.mark.parametrize("executor", ["inproc", "mp"])
+@pytest.mark.parametrize("executor", ["inproc", pytest.param("mp", marks=pytest.mark.slow)])
 async def test_in_processes_of_their_own(smollm2_path, executor):
     """The grammar crosses both doors; meanwhile a plain request streams, and a huge grammar is compiled."""
     args = EngineArgs(

@@ -1,8 +1,11 @@
 """Two ranks in two processes over gloo give one rank's tokens, through the whole engine."""
 
+import pytest
+
 from octavo import SamplingParams
 
 
+@pytest.mark.matrix
 def test_two_ranks_equal_one(tiny_model, make_llm):
     prompts = [[i + 1] * (3 + 7 * i) for i in range(5)]
     params = [

@@ -37,7 +37,6 @@ def test_the_search_is_that_of_the_command(smollm2_path):
         PerformanceTuner("smollm2", max_model_len=10**9).optimize_config(time_budget_s=1)
 
 
-@pytest.mark.slow
 @pytest.mark.opt_in("OCTAVO_TEST_TUNE")  # measures for minutes
 def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
     space = {"max_num_seqs": [4, 8, 32], "max_num_batched_tokens": [128, 512]}

@@ -1,6 +1,8 @@
 """A model over two nodes: the text is one device's, also when a node dies or the cable is cut.
 
 The nodes of the last tests have networks of their own (namespaces), joined by a cable: that takes root.
+
+Runs with --whole alone; tests/unit/engine/test_nodes.py has the parts.
 """
 
 import os
@@ -114,7 +116,8 @@ def two_nodes(model, folder, sizes, host, names=("", ""), silence_s=20):
             server.client.close()
 
 
-@pytest.mark.parametrize("sizes", ["tp", pytest.param("pp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", ["tp", "pp"])
 def test_two_nodes_equal_one_and_a_killed_node_is_replaced(tiny_llama, tmp_path, expected, sizes):
     with two_nodes(tiny_llama, tmp_path, sizes, "127.0.0.2") as (server, node0, node1, join):
         assert [server.tokens(prompt) for prompt in PROMPTS] == expected

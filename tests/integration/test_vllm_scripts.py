@@ -70,6 +70,7 @@ def test_every_script_is_run():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PROMISES)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", PROMISES)
 def test_script(name, smollm2_path, tmp_path):
     given = [word.format(folder=tmp_path) for word in ARGUMENTS.get(name, [])]
@@ -79,6 +80,7 @@ def test_script(name, smollm2_path, tmp_path):
         assert re.search(promise, printed), printed
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun(smollm2_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", *AS_VLLM]
     printed = run(*launch, str(SCRIPTS / "torchrun.py"), "--tensor-parallel-size=3").stdout
@@ -107,6 +109,7 @@ uvloop.run(run_server(args))
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("form", ["module", "program"])
 def test_a_server(form, smollm2_path, tmp_path):
     (tmp_path / "program.py").write_text(SERVER_IN_A_PROGRAM)

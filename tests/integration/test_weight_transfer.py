@@ -51,10 +51,10 @@ def sender_for():
     ("backend", "num_ranks", "options"),
     [
         ("nccl", 1, {}),
-        ("nccl", 2, {"tensor_parallel_size": 2}),
+        pytest.param("nccl", 2, {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
         ("ipc", 1, {}),
-        ("ipc", 2, {"tensor_parallel_size": 2}),
-        ("nccl", 1, {"quantization": "int8_per_channel_weight_only"}),
+        pytest.param("ipc", 2, {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param("nccl", 1, {"quantization": "int8_per_channel_weight_only"}, marks=pytest.mark.slow),
     ],
 )
 def test_outputs_are_those_of_an_engine_with_these_weights(
@@ -73,6 +73,7 @@ def test_outputs_are_those_of_an_engine_with_these_weights(
     assert llm.get_weight_version() == "step 3"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("backend", "num_ranks"), [("nccl", 1), ("nccl", 2), ("ipc", 2)])
 def test_nothing_changes_when_a_rank_cannot_use_a_tensor(
     backend, num_ranks, tiny_llama, other, make_llm, sender_for
@@ -160,6 +161,7 @@ class Routes:
         assert answer.status_code == 200 and answer.json()["message"], answer.text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_after_a_crash(keeps, tiny_llama, other, make_llm, sender_for, tmp_path, monkeypatch, caplog):
     """With a folder to keep them in, open requests go on by the same weights; else the log says so."""

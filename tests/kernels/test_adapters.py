@@ -38,6 +38,7 @@ def changed(x, out, slots, table, bias):
     return found
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 37, 300] if HAS_GPU else [1, 150])

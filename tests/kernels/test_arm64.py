@@ -30,7 +30,7 @@ params = SamplingParams(temperature=0, max_tokens=16)
 print(json.dumps(LLM("smollm2", max_model_len=256).generate([sys.argv[1]], params)[0].outputs[0].token_ids))
 """
 
-pytestmark = [pytest.mark.opt_in("OCTAVO_TEST_ARM64"), pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.opt_in("OCTAVO_TEST_ARM64"), pytest.mark.timeout(3600)]
 
 
 def command(cpu: str) -> list[str]:

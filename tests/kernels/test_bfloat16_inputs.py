@@ -21,6 +21,8 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import BLOCKS, make_blocks
 
+pytestmark = pytest.mark.matrix(3)
+
 REF = ref_table()
 NAMES = sorted(BFLOAT16_TYPES)
 _FUNCTIONS = {

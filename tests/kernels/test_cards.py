@@ -47,6 +47,7 @@ def faults(card, forms):
             yield form
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("card", ["sm_75", "sm_86", "gfx942"])
 def test_what_a_dense_model_launches(card):
     forms = compiled(card, "1", "_prefill_kernel", "_gemv_kernel")

@@ -10,6 +10,8 @@ from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
 
+pytestmark = pytest.mark.matrix(5)
+
 
 @pytest.mark.parametrize("input_precision", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)

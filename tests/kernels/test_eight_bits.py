@@ -13,6 +13,8 @@ from octavo.runtime.kernels.triton import arranged, eight_bits
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import make_blocks
 
+pytestmark = pytest.mark.matrix(3)
+
 LINEAR = cuda_table().linear
 PRECISION = {"F8": "float8", "S8": "int8"}
 SHARING = {"channel": (1, 0), "tensor": (0, 0), "group": (1, 128), "block": (128, 128)}

@@ -11,6 +11,8 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import BLOCKS, GROUP_NAMES, make_blocks
 
+pytestmark = pytest.mark.matrix(5)
+
 REF = ref_table()
 NAMES = sorted(INTEGER_TYPES)
 LARGEST = {"int8": 127, "int16": 32767}

@@ -265,6 +265,7 @@ def test_disabled_kernels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (home / "cache").exists()
 
 
+@pytest.mark.slow
 def test_portable_build_passes_the_same_arithmetic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sources also serve CPUs without AVX2: built for plain x86-64 they equal the references."""
     script = (

@@ -18,6 +18,7 @@ from tests.kernels import peer_process
 _REGION_BYTES = 16 << 10
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("size", "first_turn"), [(2, 0), (3, 2**30 - 4)], ids=["two", "three, flags wrap"])
 def test_ranks_agree(size, first_turn):
     """Sums in the order of the ranks, to the bit, by one shot and by two; all calls over the same memory."""

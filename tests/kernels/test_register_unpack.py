@@ -56,6 +56,7 @@ MANY = [(name, rows, n, k) for name in ("Q4_K", "U4_64", "Q8_0", "F8_64") for ro
         for n, k in ((70, 256), (512, 2048))]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAS_GPU, reason="Where there is a GPU, it runs.")
 @pytest.mark.skipif(not triton.__version__.startswith(launch.GLUON_VERSIONS), reason="Gluon changes.")
 def test_compiles_for_hopper():

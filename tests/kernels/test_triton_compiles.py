@@ -82,6 +82,7 @@ def lower(*arguments):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_every_kernel_is_lowered():
     failures, lowered = lower()
     assert failures == {}

@@ -26,6 +26,7 @@ from tests.kernel_cases import CASES, OPS, TRUNCATE_AND_DRAW, Case, assert_close
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 REF, TRITON = ref_table(), cuda_table()
 SHARES = 8  # tests per op: so many processes can compile at once
+SOME = [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, SHARES))]
 STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3, "truncate": 4}
 """In the interpreter only every n-th case is run."""
 
@@ -102,7 +103,7 @@ def _kept(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     return ((logits > lowest) | ((logits == lowest) & (ids <= last_id))).int()
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", SOME)
 @pytest.mark.parametrize("op", [*OPS, *TRUNCATE_AND_DRAW])
 def test_kernel_equals_twin(op: str, share: int) -> None:
     for case in cases(op)[share::SHARES]:
@@ -119,7 +120,7 @@ ALWAYS_WIDE = {"ban", "block_dequantize", "count", "forbid", "penalize", "row_li
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", SOME)
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ALWAYS_WIDE])
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the reference's own roundings."""
@@ -251,6 +252,7 @@ def test_nothing_to_do(op: str) -> None:
         assert actual.shape == expected.shape and torch.equal(actual, expected)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("heads", [8, 6, 2], ids=["packs_of_4", "packs_of_5", "packs_of_16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_common_start(heads, dtype):
@@ -305,6 +307,7 @@ def test_programs_wait_before_anything_can_be_seen_of_them(kernel: ast.FunctionD
     assert _seen_too_early(body)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["all_to_one", "one_each", "most_empty"])
 def test_hostile_routings(kind):
     """More pairs than are left unsorted; the last tile of an expert is never full."""

@@ -10,6 +10,8 @@ from octavo.runtime.kernels.norms import PartialSums
 from octavo.runtime.kernels.ref.elementwise import add_norm
 from octavo.runtime.kernels.triton.table import cuda_table
 
+pytestmark = pytest.mark.matrix(3)
+
 SPLIT = cuda_table().linear.split_product
 
 

@@ -100,6 +100,7 @@ def helium(tmp_path):
     return save(make_oracle(CONFIGS["helium"]), tmp_path / "helium")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("chunk", [0, 1, 13], ids=["whole", "token_by_token", "chunks_of_13"])
 def test_logits(pair, chunk):
     oracle, model, _ = pair

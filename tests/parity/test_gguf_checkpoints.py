@@ -93,12 +93,14 @@ def without_vocabulary(path: Path) -> bytes:
     return gguf_bytes([(k, kinds[type(v)], v) for k, v in metadata.items()], rows, bytes(data))
 
 
+@pytest.mark.matrix
 def test_logits(pair):
     prompts = pair.prompts[:4]
     for logits, prompt in zip(prompt_logits(pair.model, prompts), prompts, strict=True):
         torch.testing.assert_close(logits, oracle_logits(pair.oracle, prompt), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.matrix
 def test_greedy_tokens(pair):
     outputs = greedy(pair.model, pair.prompts, NUM_TOKENS)
     for prompt, output in zip(pair.prompts, outputs, strict=True):

@@ -19,6 +19,7 @@ def load(path: Path, threads: int, kind: str) -> Model:
     return load_model(config, get_platform("cpu", threads), ParallelContext())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["int8", "int16"])
 def test_batch_chunk_and_threads_change_no_bit(smollm2_path: Path, kind: str) -> None:
     one, two = load(smollm2_path, 1, kind), load(smollm2_path, 2, kind)

@@ -39,6 +39,7 @@ def loaded(tmp_path_factory):
     return oracle, model, plain
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("chunk", "num_plain"), [(0, 52), (13, 25)], ids=["whole", "chunks"])
 def test_prompts(loaded, chunk, num_plain):
     """Whole prompts are plain in all three layers; later chunks of one are not."""

@@ -97,6 +97,7 @@ def test_packed_bases(made, tmp_path, kind):
     assert (row == found[0]).all(), "and those of an adapter its own, whatever the company"
 
 
+@pytest.mark.slow
 def test_stages(made, tmp_path):
     """Each stage has its layers of an adapter; one that a stage cannot read ends its requests alone."""
     oracle, folder, loras = made

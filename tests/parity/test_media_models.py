@@ -318,6 +318,7 @@ def test_text_goes_on_behind_the_last_second():
     assert positions.tolist() == [[0, 0, 5, 5, 10, 10], [0, 1] * 3, [0] * 6]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["weights", "data"])
 @pytest.mark.parametrize(
     "architecture", ["Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"]

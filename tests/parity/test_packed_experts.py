@@ -71,6 +71,7 @@ NAMES = ["gptq-4-32", "gptq-8-32", "gptq-sym", "awq-32", "pack-4", "pack-8-chann
 NAMES += ["float-channel", "mxfp4", "fp8-tensor", "fp8-block", "pack-4-asymmetric"]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_the_dequantized_model(tmp_path, name):
     config, writer = FORMATS[name]
@@ -138,6 +139,7 @@ def test_stacks_of_experts_in_fp8(tmp_path):
     assert distance(folder, oracle) < 1e-4
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -216,6 +218,7 @@ def test_gpt_oss_as_published(tmp_path, monkeypatch):
         assert distance(folder, oracle) > 1e-2, twin
 
 
+@pytest.mark.slow
 def test_gpt_oss_on_triton(tmp_path):
     """Sinks, windows, the clamp and codes, by the kernels of a GPU in Triton's interpreter."""
     from octavo.runtime.kernels.triton.table import cuda_table

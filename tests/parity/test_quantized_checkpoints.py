@@ -182,6 +182,7 @@ def distance(folder, oracle, **options) -> float:
     return worst / (EPS * SIZES["hidden_size"] ** 0.5)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_the_dequantized_model(tmp_path, name):
     config, writer = FORMATS[name]
@@ -301,6 +302,7 @@ def edit_all(folder, suffix, edit) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -380,6 +382,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_tensors_are_named(tmp_path, fault):
     edit, message = FAULTS[fault]

@@ -12,6 +12,11 @@ from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_l
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 64
+CHUNKS = [
+    pytest.param(13, id="chunks_of_13"),
+    pytest.param(0, id="whole", marks=pytest.mark.slow),
+    pytest.param(1, id="token_by_token", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS.names())
@@ -21,7 +26,7 @@ def pair(request, tmp_path_factory) -> tuple[PreTrainedModel, Path]:
     return oracle, save(oracle, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 13], ids=["whole", "token_by_token", "chunks_of_13"])
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_logits(pair, chunk):
     oracle, folder = pair
     prompts = make_prompts(oracle.config.vocab_size)
@@ -47,6 +52,7 @@ def test_heads(tmp_path, tied):
 EPS = {"bfloat16": 2**-7, "float16": 2**-10}
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", MODELS.names())
 def test_narrow_weights(tmp_path, architecture, dtype):

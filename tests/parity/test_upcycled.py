@@ -95,7 +95,7 @@ def pair(smollm2_path, tmp_path_factory):
     return smollm2_path, upcycle(smollm2_path, tmp_path_factory.mktemp("upcycled") / "experts.gguf")
 
 
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 64])
 def test_experts_say_what_the_dense_model_says(pair, batch):
     dense, experts = pair
     prompts = [start.format(word) for word, start in product(WORDS, STARTS)][:NUM_PROMPTS]

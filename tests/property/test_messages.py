@@ -21,6 +21,7 @@ MEMBERS = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("door", "kind"), MEMBERS)
 @settings(deadline=None)
 @given(data=st.data())
@@ -38,6 +39,7 @@ def test_random_bytes(door, frame):
     _decodes_or_bad_frame(door, frame)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("door", "kind"), MEMBERS)
 @settings(deadline=None)
 @given(data=st.data())

@@ -128,6 +128,7 @@ def judge(page, rules=None):
     return {rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found}
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing(visit, width, view):

@@ -179,6 +179,7 @@ def test_there_is_a_way_out_of_a_full_context(visit):
     expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("label", "value", "words"),
     [

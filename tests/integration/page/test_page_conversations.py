@@ -132,6 +132,7 @@ def test_turns_left_out_are_not_told(visit):
     assert asked[-1] == ["first", "one", "second", "two", "third", "three", "fourth"]
 
 
+@pytest.mark.slow
 def test_a_context_that_became_full_says_so(visit):
     page = visit(num_tokens=None)
     ask(page, "hello " * 640)
@@ -248,6 +249,7 @@ TREE = [
 ]
 
 
+@pytest.mark.slow
 def test_markdown_keeps_files_and_branches(visit):
     page = visit()
     bring_in(page, "a.json", json.dumps({"title": "All", "turns": TREE, "head": 5}))

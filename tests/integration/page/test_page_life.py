@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests import served_process
@@ -9,6 +10,7 @@ from tests.page_driver import answer, ask
 from tests.served_process import ServeProcess
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_and_is_back(visit, monkeypatch):
     with ServeProcess(orders={"step_s": 0.01}) as first:
         page = visit(url=first.url, num_tokens=2000, may_complain=True)

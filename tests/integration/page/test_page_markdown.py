@@ -167,6 +167,7 @@ def test_code_is_coloured(blank, language, text, kinds):
 PIECES = ('"', "'''", "/*", "<!--", "a", "1", "`", "\\", '"\\', "`\\", "0x", "--", "é")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("language", ["py", "js", "html"])
 def test_no_code_is_slow(blank, language):
     for piece in PIECES:

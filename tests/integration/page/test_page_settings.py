@@ -75,6 +75,7 @@ def test_all_options_are_sent_as_the_api_has_them(visit):
     assert (body["logprobs"], body["top_logprobs"], body["priority"]) == (True, 5, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -89,6 +89,7 @@ def test_a_refused_call_harms_nothing(start, verb, text):
     assert executor.call("echo", {}) == [{}, {}]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
@@ -102,6 +103,7 @@ def test_start_fails(start, fault, error, text):
         start(fault=fault, fault_rank=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault_rank", [0, 1])
 @pytest.mark.parametrize(
     ("action", "text"), [("raise", "RuntimeError: the fake was told"), ("exit", "ended with exit code 3")]

@@ -116,6 +116,7 @@ def test_the_rank_that_answers_may_be_on_another_node(cluster):
     assert cluster.executor.execute(step(7)).result(5).sampled_token_ids == [[1007]]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("victim", ["node", "rank"])
 def test_a_killed_node_or_rank_ends_the_engine_and_the_node_waits_for_the_next(cluster, victim):
     node = cluster.join()

@@ -79,6 +79,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves_among_ten_thousand_random_arrivals(policy):
     """Nearly all that the engine can do, blocks being short: all are served, none waits 50 times the mean."""

@@ -89,6 +89,7 @@ def chi_square(counts, top_k=VOCAB):
     return float(terms.sum()), len(terms) - 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("how", "params"),
     [("standard", {}), ("block", {}), ("block", {"top_k": 3}), ("standard", {"presence_penalty": 1e-9})],

@@ -295,6 +295,7 @@ WORK = """
 """
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("arguments", "then", "stopped"),
     [
