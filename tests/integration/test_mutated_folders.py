@@ -16,6 +16,8 @@ from octavo.base.errors import OctavoError
 from tests.fakes import ByteTokenizer
 from tests.tiny_models import make_oracle, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 NUM_SEEDS = int(os.environ.get("OCTAVO_FOLDER_SEEDS", "60"))
 DEEP = "[" * 100_000 + "]" * 100_000
 NASTY = [

@@ -10,6 +10,8 @@ from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests.integration.test_invariance import params, prompts, tokens
 from tests.tiny_models import make_oracle, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 
 @pytest.fixture(autouse=True)
 def short_prompts_are_recorded(monkeypatch):

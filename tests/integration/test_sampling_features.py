@@ -20,6 +20,8 @@ from octavo import (
 )
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 DRAWN = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True, detokenize=False)
 PROMPTS = make_prompts(128)

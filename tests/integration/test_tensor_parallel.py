@@ -1,11 +1,14 @@
-"""Two ranks in two processes over gloo give one rank's tokens, through the whole engine."""
+"""Two ranks in two processes over gloo give one rank's tokens, through the whole engine.
+
+Runs with --whole alone; tests/parity/test_tensor_parallel_models.py has ranks, stages and experts.
+"""
 
 import pytest
 
 from octavo import SamplingParams
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_two_ranks_equal_one(tiny_model, make_llm):
     prompts = [[i + 1] * (3 + 7 * i) for i in range(5)]
     params = [

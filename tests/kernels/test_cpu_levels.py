@@ -18,6 +18,8 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import make_blocks
 from tests.shared_objects import share_objects
 
+pytestmark = pytest.mark.matrix(4)
+
 _HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build.cpu_features())]
 _PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS}
 

@@ -8,6 +8,8 @@ from octavo.runtime.kernels.ref.elementwise import sandwich_norm
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, assert_close, to_cache
 
+pytestmark = pytest.mark.matrix(3)
+
 
 @pytest.mark.parametrize(("tokens", "size"), [(0, 64), (1, 640), (33, 640), (5, 7), (300, 51)])
 def test_a_norm_put_off_gives_the_same_bits(fast: KernelTable, tokens: int, size: int) -> None:

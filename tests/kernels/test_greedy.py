@@ -8,6 +8,8 @@ from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 
+pytestmark = pytest.mark.matrix(3)
+
 INFINITY, NOT_A_NUMBER = float("inf"), float("nan")
 
 

@@ -25,6 +25,8 @@ import torch, triton
 from octavo.runtime.kernels.triton import register_unpack
 from tests.offline_triton import Offline
 
+pytestmark = pytest.mark.matrix(4)
+
 class Warmed:
     def __init__(self, kernel):
         self.kernel = kernel

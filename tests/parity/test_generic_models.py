@@ -26,7 +26,10 @@ from tests.tiny_models import (
 )
 
 # GPTBigCode, as some releases of transformers have it
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.matrix(3),
+]
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 24
@@ -100,7 +103,6 @@ def helium(tmp_path):
     return save(make_oracle(CONFIGS["helium"]), tmp_path / "helium")
 
 
-@pytest.mark.matrix(3)
 @pytest.mark.parametrize("chunk", [0, 1, 13], ids=["whole", "token_by_token", "chunks_of_13"])
 def test_logits(pair, chunk):
     oracle, model, _ = pair

@@ -20,6 +20,8 @@ from tests import handmade_adapters
 from tests.tiny_image_embedders import CONFIGS as EMBEDDERS
 from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, save
 
+pytestmark = pytest.mark.matrix(3)
+
 PART, STATE = "octavo.runtime.worker.media.MediaPart", "octavo.runtime.worker.request_state.RequestState"
 QWEN = "octavo.runtime.models.qwen_vl"
 TOLERANCE = 1e-4
@@ -331,6 +333,7 @@ def test_two_ranks(architecture, mode):
     assert max(differences(architecture, requests, outputs)) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Qwen3VLForConditionalGeneration"])
 def test_two_stages(architecture):
     """The second has positions of its own, the first what stands beside the embeddings."""

@@ -17,6 +17,8 @@ from tests import quantized_writers as writers
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 SIZES = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "num_key_value_heads": 2}
 PROMPTS = make_prompts(131, (1, 23))
 EPS = torch.finfo(torch.float32).eps
@@ -182,7 +184,6 @@ def distance(folder, oracle, **options) -> float:
     return worst / (EPS * SIZES["hidden_size"] ** 0.5)
 
 
-@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_the_dequantized_model(tmp_path, name):
     config, writer = FORMATS[name]
@@ -302,7 +303,6 @@ def edit_all(folder, suffix, edit) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -382,7 +382,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.matrix(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_tensors_are_named(tmp_path, fault):
     edit, message = FAULTS[fault]

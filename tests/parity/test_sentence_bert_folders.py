@@ -15,6 +15,8 @@ from octavo.base.errors import OctavoError
 from octavo.config import resolve
 from tests.tiny_encoders import make_encoder, save
 
+pytestmark = pytest.mark.matrix(3)
+
 TEXTS = ["w1 w2 w3", "w9", " ".join(f"w{i}" for i in range(60))]
 SIZE = 48
 OLD = "sentence_transformers.models."

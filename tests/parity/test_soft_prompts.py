@@ -228,7 +228,7 @@ def test_ranks_share_a_prefix(base, learned):
     llm.shutdown()
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_stages(base, learned, kind):
     """Each stage stores the heads of its layers; the first has the embeddings."""

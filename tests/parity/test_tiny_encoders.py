@@ -19,6 +19,8 @@ from octavo.runtime.models.encoder import Encoder
 from octavo.runtime.models.rotary_bert import NomicBert
 from tests.tiny_encoders import make_encoder, save
 
+pytestmark = pytest.mark.matrix(3)
+
 KINDS = (
     "BertModel",
     "DistilBertModel",

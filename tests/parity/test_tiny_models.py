@@ -34,6 +34,7 @@ def test_logits(pair, chunk):
         torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.matrix(4)
 def test_greedy_tokens(pair):
     oracle, folder = pair
     prompts = make_prompts(oracle.config.vocab_size)

@@ -14,6 +14,8 @@ from octavo.runtime.kernels.sampling import Limits
 from octavo.runtime.sampling.sampler import Sampler
 from tests.sampling_reference import Case, distribution
 
+pytestmark = pytest.mark.matrix(3)
+
 TRUNCATIONS = [
     {"temperature": t, "top_k": k, "top_p": p, "min_p": m}
     for t, k, p, m in itertools.product([0.6, 1.3], [0, 7, 150], [1.0, 0.8], [0.0, 0.05])
