@@ -278,6 +278,7 @@ def test_every_command_loads():
             assert callable(load_object(f"{command.module}:{function}"))
 
 
+@pytest.mark.slow
 def test_unit_tests_of_messages_pass_without_asserts():
     """`python -O` strips assert statements: none of our checks of input may be one."""
     command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -193,6 +193,7 @@ async def test_pause_and_resume(make_engine, tiny_llama, make_llm, mode):
             assert mode == "abort"
 
 
+@pytest.mark.slow
 async def test_sleeping_engine_queues(make_engine, tiny_llama, make_llm):
     engine = make_engine()
     await engine.sleep(2)

@@ -74,6 +74,7 @@ def test_a_killed_server(tmp_path):
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_several_fronts_share_what_is_kept():
     with ServeProcess("--api-server-count", "2", orders={"step_s": 0.001}) as server:
         batches = []

@@ -13,6 +13,7 @@ from benchmarks import host
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_it_measures_every_part_that_it_names(smollm2_path):
     command = [sys.executable, "-m", "benchmarks.host", "--requests", "4", "--rounds", "2"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)

@@ -105,12 +105,15 @@ def is_verb(url):
     return url.endswith((*verbs, *changes))
 
 
+COMMANDS = sorted(
+    {" ".join(w[1:]) for _, w in commands() if w[0] == "octavo" and " ".join(w[1:]).startswith(CHEAP)}
+    - {f"doctor --url {ADDRESS}"}
+)
+
+
 @pytest.mark.parametrize(
     "line",
-    sorted(
-        {" ".join(w[1:]) for _, w in commands() if w[0] == "octavo" and " ".join(w[1:]).startswith(CHEAP)}
-        - {f"doctor --url {ADDRESS}"}
-    ),
+    [pytest.param(line, marks=pytest.mark.slow if line == "doctor" else ()) for line in COMMANDS],
 )
 def test_cheap_commands_run(line, smollm2_path, capsys):
     assert main(line.split()) == 0

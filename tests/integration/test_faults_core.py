@@ -193,6 +193,7 @@ async def test_a_long_step_is_no_hang(start):
     assert (await collect(engine)).token_ids == answer()
 
 
+@pytest.mark.slow
 async def test_a_paused_engine_is_no_hang(start):
     engine = await start(step_s=0.01, stall_timeout=0.5)
     running = asyncio.create_task(collect(engine, params=LONG))

@@ -55,6 +55,7 @@ def test_odd_environments(env):
         assert server.end() == 0, server.log
 
 
+@pytest.mark.slow
 def test_no_file_may_grow():
     with ServeProcess() as server:
         for process in (server.process, *server.children()):

@@ -401,6 +401,7 @@ def test_responses_say_the_same(client, offline):
     assert isinstance(parsed.output_parsed, Colour)
 
 
+@pytest.mark.slow
 def test_anthropics_client_hears_the_same(server, client, offline):
     expected = answer_of(offline)
     asked = {"model": MODEL, "max_tokens": 8, "extra_body": {"temperature": 0}}

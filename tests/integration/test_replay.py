@@ -181,6 +181,7 @@ async def test_requests_of_a_lost_replica_go_on_in_another(start):
     assert await asyncio.wait_for(asyncio.gather(*runs), 15) == [answer(seed) for seed in range(1, 13)]
 
 
+@pytest.mark.slow
 async def test_requests_wait_while_no_replica_is_there(start):
     engine = await start(replicas=2, delay_s=0.3)
     runs = [asyncio.create_task(tokens_of(engine, seed)) for seed in range(1, 9)]

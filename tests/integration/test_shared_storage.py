@@ -200,6 +200,7 @@ def test_a_core_in_its_own_process_and_its_metrics(tiny_llama, make_engine, tmp_
     assert metrics["vllm:external_prefix_cache_hits"] == 192
 
 
+@pytest.mark.slow
 def test_each_rank_keeps_its_heads(tiny_llama, make_llm, tmp_path):
     work = prompts(2)
     llm = make_llm(tiny_llama, kv_transfer_config=storage(tmp_path), tensor_parallel_size=2)

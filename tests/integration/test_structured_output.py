@@ -182,6 +182,7 @@ def test_the_vocabulary_spells_what_the_tokenizer_reads(smollm2_path, gemma3_pat
             assert b"".join(vocabulary.tokens[i] for i in ids).decode() == text
 
 
+@pytest.mark.slow
 def test_nothing_is_paid_by_those_who_do_not_ask(smollm2_path):
     """Neither process nor vocabulary before the first grammar."""
     with LLM(str(smollm2_path), max_model_len=128, num_gpu_blocks_override=40) as llm:

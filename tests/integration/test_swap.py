@@ -62,7 +62,7 @@ def test_siblings_and_beams_under_pressure(tiny_llama, make_llm):
     assert llm.llm_engine.stats.num_blocks_swapped_in > 0
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_two_ranks_swap_alike(tiny_llama, make_llm):
     work, wanted = prompts(8, (3, 90)), params(8)
     expected = make_llm(tiny_llama).generate(work, wanted, use_tqdm=False)

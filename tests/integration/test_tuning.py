@@ -64,6 +64,7 @@ def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
     assert grid[chosen] >= 0.95 * max(grid.values())
 
 
+@pytest.mark.slow
 def test_the_layout_is_that_of_the_plan(smollm2_path):
     options = {"max_model_len": 512, "num_gpu_blocks_override": 64, "device": "cpu"}
     layout = MemoryOptimizer("smollm2", "8GiB", **options).optimize_memory_layout()

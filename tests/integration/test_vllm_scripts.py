@@ -70,7 +70,7 @@ def test_every_script_is_run():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PROMISES)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", PROMISES)
 def test_script(name, smollm2_path, tmp_path):
     given = [word.format(folder=tmp_path) for word in ARGUMENTS.get(name, [])]

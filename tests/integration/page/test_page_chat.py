@@ -153,6 +153,7 @@ def test_turns_can_be_removed_and_edited(visit):
     assert asked[3:] == [["another"], ["another", "four", "last"]]
 
 
+@pytest.mark.slow
 def test_there_is_a_way_out_of_a_full_context(visit):
     page = visit(num_tokens=5, may_complain=True)
     for text in ("first " * 250, "second " * 250):
@@ -211,6 +212,7 @@ def test_a_value_out_of_range_is_marked_and_not_dropped(visit, label, value, wor
     expect(answer(page).locator(".notes")).to_contain_text("token")
 
 
+@pytest.mark.slow
 def test_a_value_between_two_steps_is_fine(visit):
     page = visit(num_tokens=5)
     page.get_by_role("button", name="Settings").click()
@@ -264,6 +266,7 @@ def test_reasoning_is_folded_and_calls_are_shown(visit):
     assert shown == ['{\n  "city": "Köln",\n  "days": [\n    1,\n    2\n  ]\n}', '{"cut']
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_dashboard_move(visit):
     page = visit(num_tokens=4000)
     ask(page, "a long one")

@@ -49,6 +49,7 @@ def test_a_reload_keeps_the_conversation(visit):
     assert said(page) == ["first", "one", "second", "two"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_coming_is_kept_as_far_as_it_came(visit):
     page = visit(num_tokens=2000, may_complain=True)
     ask(page, "a long one")
@@ -117,6 +118,7 @@ def test_what_goes_on_is_asked_for_as_the_api_has_it(visit):
     expect(answer(page).locator(".text")).to_contain_text("beginning")
 
 
+@pytest.mark.slow
 def test_turns_left_out_are_not_told(visit):
     page = visit()
     asked = answers(page, "one", "two", "three", "four")
@@ -132,7 +134,6 @@ def test_turns_left_out_are_not_told(visit):
     assert asked[-1] == ["first", "one", "second", "two", "third", "three", "fourth"]
 
 
-@pytest.mark.slow
 def test_a_context_that_became_full_says_so(visit):
     page = visit(num_tokens=None)
     ask(page, "hello " * 640)
@@ -140,6 +141,7 @@ def test_a_context_that_became_full_says_so(visit):
     expect(page.locator("#context")).to_have_text(re.compile("100 % of the context"))
 
 
+@pytest.mark.slow
 def test_rename_search_delete_and_undo(visit):
     page = visit()
     answers(page, "about whales", "about sparrows", "x")
@@ -170,6 +172,7 @@ def test_rename_search_delete_and_undo(visit):
     assert said(page) == ["skies", "about sparrows"]
 
 
+@pytest.mark.slow
 def test_a_removed_turn_comes_back(visit):
     page = visit()
     answers(page, "one", "two")
@@ -279,6 +282,7 @@ def test_markdown_keeps_files_and_branches(visit):
     assert shown == line(turns[5])
 
 
+@pytest.mark.slow
 def test_a_link_holds_the_conversation_and_tells_no_server(visit, server):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
     answers(page, "one")

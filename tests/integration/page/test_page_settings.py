@@ -95,6 +95,7 @@ def test_what_is_no_json_is_marked(visit, name, text, words):
     expect(page.locator("li.user")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_presets(visit):
     page = visit()
     page.get_by_role("button", name="Settings").click()
@@ -149,6 +150,7 @@ def test_probabilities_on_a_click_and_another_token_in_its_place(visit):
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_plain_completion(visit):
     page = visit("/#complete")
     start = page.get_by_label("Text to go on with")
@@ -188,6 +190,7 @@ def attach(page, *files):
     page.locator("#files").set_input_files([{"name": n, "mimeType": t, "buffer": b} for n, t, b in files])
 
 
+@pytest.mark.slow
 def test_texts_and_pdfs_are_told_as_text(visit, browser):
     page = visit(num_tokens=3)
     printed = browser.new_page()

@@ -198,6 +198,7 @@ def test_a_rank_twice_is_refused(cluster):
     assert cluster.executor.call("echo", {}) == [{}] * 3
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_a_node_that_does_not_come(cluster):
     with pytest.raises(ConfigError, match=r"Node 1 has not come to tcp:.* within 1 s\. Start it by"):
         cluster.start(distributed_timeout_seconds=1)

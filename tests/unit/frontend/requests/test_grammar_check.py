@@ -97,6 +97,7 @@ def test_others_do_not_wait_for_a_hostile_grammar(check):
     huge.result()
 
 
+@pytest.mark.slow
 def test_good_grammars_do_not_wait_for_many_hostile_ones(check, monkeypatch):
     """Small ones of the same tenant pass all large ones; a large one of another tenant waits its turn."""
     check._idle += [check._take_checker(ByteTokenizer()) for _ in range(3 - len(check._idle))]
