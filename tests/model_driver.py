@@ -108,7 +108,8 @@ class Driver:
 
 def device_of(model: Model) -> torch.device:
     """Where a model computes."""
-    return next(layer._backend.platform.device for layer in model.cache_layers if hasattr(layer, "_backend"))
+    found = (layer._backend.platform.device for layer in model.cache_layers if hasattr(layer, "_backend"))
+    return next(found, torch.device("cpu"))  # a stage may have states alone
 
 
 def _spoiled(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:

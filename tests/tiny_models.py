@@ -361,7 +361,7 @@ RECURRENT = [
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 ]
-"""Those with states, which run on one device."""
+"""Those with states."""
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def check_expert_load(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
         )
     if checkpoint.is_snapshot:
         raise ConfigError("enable_eplb: a snapshot keeps experts where they are; name the model itself.")
-    if parallel.cpu_offload_gb or parallel.offload_group_size:
-        raise ConfigError("enable_eplb moves experts between GPUs: leave cpu_offload_gb and offload_* out.")
+    if parallel.cpu_offload_gb or parallel.offload_group_size or parallel.cpu_offload_experts:
+        raise ConfigError("enable_eplb moves experts between GPUs: leave cpu_offload_* and offload_* out.")
     config = checkpoint.text_config
     count = next((config[name] for name in _EXPERT_COUNTS if config.get(name)), 0)
     if not count:

@@ -6,6 +6,8 @@ from typing import Any
 from octavo.base.devices import kind_of
 from octavo.config.option import TARGET, Concern, option
 
+ALL_LAYERS = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(metaclass=Concern):
@@ -67,6 +69,14 @@ class ParallelConfig(metaclass=Concern):
     enforce_eager: bool = option(False, "Capture no CUDA graphs; on a CPU, record no calls.")
     cpu_offload_gb: float = option(
         0.0, "GiB of weights per GPU that stay in host memory; they are copied to the GPU ahead of their use."
+    )
+    cpu_offload_experts: int = option(
+        0,
+        "So many of the first layers keep experts in host memory, where the GPU reads them; all (or -1).",
+        words={"all": ALL_LAYERS},
+    )
+    expert_cache_gb: float = option(
+        1.0, "GiB per GPU for copies of the most used of these experts (cpu_offload_experts)."
     )
     offload_group_size: int = option(
         0, "Layers per group, the last of which keep their weights in host memory; 0 = no groups."

@@ -23,7 +23,7 @@ from octavo.config.media import MediaConfig
 from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
-from octavo.config.parallel import ParallelConfig
+from octavo.config.parallel import ALL_LAYERS, ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.processors import importable_name, installed_processors
 from octavo.config.resolve_parallel import check_device, check_sizes, resolve_parallel, usable_cores
@@ -43,7 +43,8 @@ from octavo.config.speculative import (
 logger = get_logger(__name__)
 C = TypeVar("C")
 
-_LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1, "data_parallel_rank": -1}
+_LOWEST = {"max_model_len": FIT, "cpu_offload_experts": ALL_LAYERS}
+_LOWEST |= dict.fromkeys(("max_logprobs", "max_num_queued_reqs", "data_parallel_rank"), -1)
 """Numbers that may be below 0; every seed may."""
 
 
@@ -130,7 +131,8 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
                 f"speculative_config: {name}={given[name]!r} is not supported: drafts share ranks and blocks "
                 f"of the model. Leave it out, or use {value!r}."
             )
-    alone = dataclasses.replace(config, lora=LoRAConfig())
+    on_device = dataclasses.replace(config.parallel, cpu_offload_experts=0)
+    alone = dataclasses.replace(config, lora=LoRAConfig(), parallel=on_device)
     if not given.get("model") or wanted.method == CUSTOM:
         return alone
     path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
@@ -186,6 +188,11 @@ def _check(args: EngineArgs) -> None:
 def _check_offload(args: EngineArgs) -> None:
     if args.cpu_offload_gb and args.offload_group_size:
         raise ConfigError("cpu_offload_gb and offload_group_size say the same in two ways: give one of them.")
+    if args.cpu_offload_experts and (args.cpu_offload_gb or args.offload_group_size):
+        raise ConfigError(
+            "cpu_offload_experts keeps experts in host memory, cpu_offload_gb and offload_group_size whole "
+            "layers: give one of them."
+        )
     if args.offload_group_size and not 0 < args.offload_num_in_group <= args.offload_group_size:
         raise ConfigError(
             f"offload_num_in_group must be between 1 and offload_group_size ({args.offload_group_size}), "

@@ -42,11 +42,12 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
     _check_replicas(parallel)
     num_processes = (len(parallel.node_ranks) or parallel.world_size) * parallel.num_replicas
     threads = parallel.cpu_threads or max(1, usable_cores() // num_processes)
-    if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
-        logger.warning(
-            "On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect."
+    asked = parallel.cpu_offload_gb, parallel.offload_group_size, parallel.cpu_offload_experts
+    if device == "cpu" and any(asked):
+        logger.warning("On a CPU the weights are in host memory: cpu_offload_* and offload_* have no effect.")
+        parallel = dataclasses.replace(
+            parallel, cpu_offload_gb=0.0, offload_group_size=0, cpu_offload_experts=0
         )
-        parallel = dataclasses.replace(parallel, cpu_offload_gb=0.0, offload_group_size=0)
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
     )

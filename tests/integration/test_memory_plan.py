@@ -106,6 +106,20 @@ def test_weights_in_host_memory_leave_room(make_folder):
     assert more.kv_available_bytes == whole.kv_available_bytes + 2 * layer
 
 
+def test_experts_in_host_memory_leave_room(make_folder):
+    """But for a copy of one per layer, and for all of a layer."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    folder = make_folder(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", **experts)
+    options = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "max_num_seqs": 8}
+    parts = {"cpu_offload_experts": -1, "expert_cache_gb": 0.0}
+    whole, part = (plan_memory(config_of(folder, **options, **more), 4 * GIB) for more in ({}, parts))
+    layer = 8 * 3 * 32 * 48 * 2
+    layers, rest = divmod(part.host_weight_bytes, layer)
+    assert layers >= 2 and not rest and whole.host_weight_bytes == 0
+    freed = layers * layer - (layers * layer // 8 + layer)
+    assert part.kv_available_bytes == whole.kv_available_bytes + freed
+
+
 def test_each_rank_has_its_part(make_folder):
     folder = make_folder(vocab_size=1000)
     options = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "max_num_seqs": 8}

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo import LLM, SamplingParams
-from octavo.base.errors import Unsupported
+from octavo import LLM, EngineArgs, SamplingParams
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.config.resolve import resolve
 from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.memory_plan import plan_memory
 from octavo.runtime.layers.recurrent import Recurrent
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.worker import Worker
@@ -20,6 +22,7 @@ LENGTHS = (100, 1, 9, 90, 150)
 BLOCKS = {"FalconH1ForCausalLM": 14, "GraniteMoeHybridForCausalLM": 8}
 BLOCKS |= dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 110)
 """That hold less than two of the five requests at their ends; of the others 25."""
+KINDS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 @pytest.fixture(scope="module", params=RECURRENT)
@@ -155,6 +158,42 @@ def test_a_state_takes_what_it_says(tmp_path, monkeypatch):
         assert plan.bytes_per_token == 2 * 2 * 16 * 4
 
 
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_each_rank_has_its_part_of_a_state(tmp_path, architecture):
+    """As `octavo plan` counts it; of keys that ranks share each has a copy."""
+    folder = save(make_oracle(tiny_config(architecture)), tmp_path)
+    options = OPTIONS | EXACT | {"num_gpu_blocks_override": 50}
+    one, two = (
+        plan_memory(resolve(EngineArgs(model=str(folder), **options, tensor_parallel_size=count)))
+        for count in (1, 2)
+    )
+    is_shared = architecture == "GraniteMoeHybridForCausalLM"  # one group: in two layers, for three taps
+    shared = 2 * 3 * (32 + 32) * 4 * is_shared
+    assert 0 < two.state_bytes == (one.state_bytes + shared) // 2
+
+
+FEW = {("Qwen3NextForCausalLM", KINDS[0]), ("FalconH1ForCausalLM", KINDS[1])}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        pytest.param(name, kind, marks=[] if (name, kind) in FEW else pytest.mark.slow)
+        for name in RECURRENT
+        for kind in KINDS
+    ],
+)
+def test_ranks_and_stages(tmp_path, architecture, kind):
+    """Chunks, preemption and prefixes, too: the second time prompts are found."""
+    oracle = make_oracle(tiny_config(architecture))
+    folder = save(oracle, tmp_path)
+    options = {"num_gpu_blocks_override": 200, "max_num_batched_tokens": 48, kind: 2}
+    with LLM(str(folder), **OPTIONS, **EXACT, **options) as llm:
+        for _ in range(2):
+            assert not wrong_outputs(oracle, llm, make_prompts(131, LENGTHS))
+        assert metrics(llm)["vllm:prefix_cache_hits"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -163,7 +202,7 @@ def test_a_state_takes_what_it_says(tmp_path, monkeypatch):
             Unsupported,
             "Speculation",
         ),
-        ({"tensor_parallel_size": 2}, Unsupported, "Recurrent layers run on one device"),
+        ({"tensor_parallel_size": 3}, ConfigError, "tensor_parallel_size=3 does not divide"),
     ],
 )
 def test_what_is_refused(tmp_path, options, error, text):

@@ -164,15 +164,19 @@ def test_pool_of_adapters(base, adapters):
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Qwen2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM", "Qwen3MoeForCausalLM"],
+    [
+        *("Qwen2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM"),
+        *("Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"),
+    ],
 )
 def test_other_families(tmp_path, architecture):
-    """Biases, norms around layers, transposed and fused matrices, experts beside adapted attention."""
+    """Biases, norms around layers, transposed, fused and regrouped matrices, experts beside attention."""
     oracle = make_oracle(tiny_config(architecture))
     targets = {
         "GPT2LMHeadModel": ["c_attn", "c_proj", "c_fc"],
         "Phi3ForCausalLM": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
         "Qwen3MoeForCausalLM": ["q_proj", "v_proj", "o_proj"],
+        "Qwen3NextForCausalLM": ["q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],
     }.get(architecture, peft_adapters.ALL_LINEAR)
     folder = save(oracle, tmp_path / "base")
     for kind in {}, {"use_dora": True}:

@@ -10,7 +10,7 @@ from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import load, prompt_logits, rank_main
-from tests.tiny_models import RECURRENT, make_oracle, make_prompts, save, tiny_config
+from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 SIZE = 2
 TOLERANCE = 1e-4
@@ -21,7 +21,7 @@ PACKED = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
 def checkpoints(tmp_path_factory):
     """Every architecture, one with fewer key heads than ranks, special layouts, one with packed weights."""
     folder = tmp_path_factory.mktemp("models")
-    configs = {name: tiny_config(name) for name in MODELS.names() if name not in RECURRENT}
+    configs = {name: tiny_config(name) for name in MODELS.names()}
     configs["one_key_head"] = tiny_config("Qwen3ForCausalLM") | {"num_key_value_heads": 1}
     own_norms = {"qk_layernorm": True, "num_key_value_heads": 1, "use_parallel_residual": True}
     one_key_head = {"num_key_value_heads": 1}
@@ -33,6 +33,7 @@ def checkpoints(tmp_path_factory):
     configs["grouped_qkv"] = tiny_config("FalconForCausalLM") | grouped
     projected = {"word_embed_proj_dim": 32, "do_layer_norm_before": False}
     configs["projected_embeddings"] = tiny_config("OPTForCausalLM") | projected
+    configs["norm_over_ranks_first"] = tiny_config("FalconH1ForCausalLM") | {"mamba_n_groups": 1}
     paths = {name: save(make_oracle(config), folder / name) for name, config in configs.items()}
     packed = make_oracle(tiny_config("LlamaForCausalLM") | PACKED)
     paths["packed"] = write_gguf(packed, folder / "packed.gguf", MIXED, "Q4_1")

@@ -109,6 +109,21 @@ Returns the products, [P, N] float32; of rows whose expert is -1, anything finit
 """
 
 
+class Places(NamedTuple):
+    """Where matrices of experts lie that are not all in one stack, in int64.
+
+    up, down: [E], of each expert's, counted in numbers from the beginning of up or down, which have the
+    shapes of stacks of any number; the device reads there, whatever memory it is
+    """
+
+    up: Tensor
+    down: Tensor
+
+
+PlacedExperts = Callable[[Tensor, Routing, Tensor, Tensor, ExpertForm, Shared | None, Places], Tensor]
+"""`DenseExperts` whose matrices have places."""
+
+
 @dataclass(frozen=True)
 class ExpertKernels:
     """The kernels of experts."""
@@ -119,3 +134,5 @@ class ExpertKernels:
     multiply: MultiplyPairs
     skips_foreign: bool = True
     """Whether ids may be -1."""
+    placed_experts: PlacedExperts | None = None
+    """On devices that read the host's memory."""

@@ -36,16 +36,28 @@ class MergedColumnLinear(Linear):
 
 
 class QKVLinear(MergedColumnLinear):
-    """Projects to queries, keys and values, split by heads; more ranks than key heads repeat these."""
+    """Projects to queries, keys and values, split by heads; more ranks than key heads repeat these.
+
+    is_gated: behind the queries of all heads stand as many gates, which count as heads
+    """
 
     def __init__(
-        self, build: BuildContext, inputs: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+        self,
+        build: BuildContext,
+        inputs: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool,
+        is_gated: bool = False,
     ) -> None:
-        queries = build.split("q", num_heads * head_dim, head_dim)
+        names = ("queries.q", "gates.q") if is_gated else ("q",)
+        queries = tuple(build.split(name, num_heads * head_dim, head_dim) for name in names)
         kv_size = num_kv_heads * head_dim
         keys, values = (build.split(name, kv_size, head_dim, repeat=True) for name in ("k", "v"))
-        self.num_heads, self.num_kv_heads = queries.size // head_dim, keys.size // head_dim
-        super().__init__(build, inputs, (queries, keys, values), bias)
+        self.num_heads = sum(shard.size for shard in queries) // head_dim
+        self.num_kv_heads = keys.size // head_dim
+        super().__init__(build, inputs, (*queries, keys, values), bias)
 
 
 class RowLinear(Linear):

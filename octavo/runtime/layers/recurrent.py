@@ -3,13 +3,14 @@
 They stand where attention stands in other layers. A `RecurrentArch` describes them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.messages.kv import StateKV
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
@@ -41,6 +42,15 @@ class ScanArch:
             raise BadCheckpoint(f"{heads} recurrent heads cannot share the keys of {groups} groups")
         if size % 16 or size > 256:
             raise Unsupported(f"Keys of states have up to 256 components, by 16; this model has {size}.")
+
+    def of_rank(self, tp_size: int) -> "ScanArch":
+        """Return one rank's heads and their groups, which ranks may have in common. Raises ConfigError."""
+        heads, groups = self.num_heads, self.num_groups
+        if heads % tp_size or (groups % tp_size and tp_size % groups):
+            raise ConfigError(
+                f"tensor_parallel_size={tp_size} does not divide {heads} recurrent heads in {groups} groups."
+            )
+        return replace(self, num_heads=heads // tp_size, num_groups=max(groups // tp_size, 1))
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -76,18 +86,30 @@ class RecurrentArch:
         """Return how many channels the convolution has."""
         return sum(self.scan.sizes.values()) if self.scan else self.size
 
-    def kv_spec(self, build: BuildContext) -> StateKV:
-        """Return the state of one layer. Raises BadCheckpoint, Unsupported."""
-        if max(build.parallel.tp_size, build.parallel.pp.size) > 1:
-            raise Unsupported("Recurrent layers run on one device: leave out parallel sizes.")
+    @property
+    def inner(self) -> int:
+        """Return the size of what goes to the last projection."""
+        return self.scan.sizes["values"] if self.scan else self.size
+
+    def of_rank(self, tp_size: int) -> "RecurrentArch":
+        """Return what one rank computes. Raises ConfigError."""
+        scan = self.scan.of_rank(tp_size) if self.scan else None
+        return replace(self, size=self.size // tp_size, scan=scan)
+
+    def kv_spec(self, tp_size: int, dtype: torch.dtype | None = None, sliding_window: int = 0) -> StateKV:
+        """Return the state of one layer on one rank. Raises BadCheckpoint, ConfigError."""
         if not 2 <= self.taps <= 8:
             raise BadCheckpoint(f"A convolution takes 2 to 8 inputs; the config has {self.taps}.")
-        matrices = self.scan.sizes["values"] * self.scan.key_size if self.scan else 0
-        return StateKV(4 * ((self.taps - 1) * self.channels + matrices))
+        own = self.of_rank(tp_size)
+        matrices = own.inner * own.scan.key_size if own.scan else 0
+        return StateKV(4 * ((self.taps - 1) * own.channels + matrices))
 
 
 class Recurrent(Layer):
-    """Computes project → conv → out with gates, or project → conv → scan → gated norm → out."""
+    """Computes project → conv → out with gates, or project → conv → scan → gated norm → out.
+
+    Ranks have some of the heads each, with their states; or, without a scan, some of the channels.
+    """
 
     is_causal = True
 
@@ -95,27 +117,28 @@ class Recurrent(Layer):
         self, arch: RecurrentArch, build: BuildContext, layer_id: int, size: int, eps: float
     ) -> None:
         super().__init__()
-        self.layer_id, self.kv_spec = (layer_id, arch.kv_spec(build))
+        own = arch.of_rank(build.parallel.tp_size)
+        self.layer_id, self.kv_spec = layer_id, arch.kv_spec(build.parallel.tp_size)
         self._kernels, self._gather = build.kernels.recurrent, make_row_gather(build)
-        self._scan, self._offset = arch.scan, (arch.taps - 1) * arch.channels
-        channels = Shard("", arch.channels, 0, arch.channels)
-        weight = self.make_vector(build, Layout((channels,), (arch.taps,), split_axis=1), "conv")
-        bias = self.make_vector(build, Layout((channels,)), "conv_bias") if arch.conv_bias else None
+        self._scan, self._offset = own.scan, (arch.taps - 1) * own.channels
+        channels = tuple(_channels(arch, build, ""))
+        weight = self.make_vector(build, Layout(channels, (arch.taps,), 1, stack_axis=1), "conv")
+        bias = self.make_vector(build, Layout(channels), "conv_bias") if arch.conv_bias else None
         self._conv = Conv(weight, bias, silu=arch.scan is not None)
-        inner = arch.scan.sizes["values"] if arch.scan else arch.size
-        self._parts = _parts(arch, inner)
-        shards = tuple(build.split(name, count) for name, count in self._parts.items())
-        self.project = MergedColumnLinear(build.at("project"), size, shards, arch.bias)
-        self.out = RowLinear(build.at("out"), inner, size, arch.bias)
-        if scan := arch.scan:
-            heads, kind = vector(scan.num_heads), torch.float32
+        self._parts = _parts(own)
+        self.project = MergedColumnLinear(build.at("project"), size, tuple(_rows(arch, build)), arch.bias)
+        self.out = RowLinear(build.at("out"), arch.inner, size, arch.bias)
+        if (scan := arch.scan) and own.scan:
+            heads, kind = Layout((build.split("", scan.num_heads),)), torch.float32
             rate, bias = (self.make_vector(build, heads, name, kind) for name in ("rate", "step_bias"))
             skip = None if scan.is_delta else self.make_vector(build, heads, "skip", kind)
             self._decay = Decay(rate, bias, skip, scan.limits)
-            normed = vector(scan.value_size if scan.is_delta else inner)
+            normed = vector(scan.value_size) if scan.is_delta else Layout((build.split("", arch.inner),))
             norm = self.make_vector(build, normed, "norm") if arch.has_norm else None
             first = scan.is_delta or arch.norm_first
-            self._form = GateForm(norm, eps, 1 if scan.is_delta else scan.num_groups, first)
+            groups = scan.num_groups if arch.has_norm and not scan.is_delta else build.parallel.tp_size
+            self._form = GateForm(norm, eps, 1 if scan.is_delta else own.scan.num_groups, first)
+            self._parallel, self._sharers = build.parallel, max(build.parallel.tp_size // groups, 1)
 
     def states(self, batch: ForwardBatch) -> States:
         """Return where the requests of the step have their states."""
@@ -142,11 +165,25 @@ class Recurrent(Layer):
         values = mixed["values"].view(len(x), -1, scan.value_size)
         new = Scanned(queries, keys, values, parts["step"], parts.get("strength"))
         y = kernels.scan(new, self._decay, states._replace(offset=self._offset))
-        return kernels.gate(y.flatten(1), parts["gate"], self._form)
+        return self._gate(y.flatten(1), parts["gate"])
+
+    def _gate(self, y: Tensor, gates: Tensor) -> Tensor:
+        """Gate and normalise y; where ranks share a group of the norm, by the squares of all of them."""
+        form, kernels, count = self._form, self._kernels, self._sharers
+        if count == 1 or form.weight is None:
+            return kernels.gate(y, gates, form)
+        plain = form._replace(weight=None)
+        x = (y if form.norm_first else kernels.gate(y, gates, plain)).float()
+        squares = self._parallel.all_gather(x.square().sum(1, keepdim=True))
+        first = self._parallel.tp_rank // count * count
+        mean = squares[:, first : first + count].sum(1, keepdim=True) / (count * x.shape[1])
+        x = (x * (mean + form.eps).rsqrt() * form.weight.float()).to(y.dtype)
+        return kernels.gate(x, gates, plain) if form.norm_first else x
 
 
-def _parts(arch: RecurrentArch, inner: int) -> dict[str, int]:
+def _parts(arch: RecurrentArch) -> dict[str, int]:
     """Return what `project` computes: sizes by name (and by kind), in the order of checkpoints."""
+    inner = arch.inner
     if arch.scan is None:
         return {"before": inner, "behind": inner, "conv": inner}
     heads = arch.scan.num_heads
@@ -154,6 +191,25 @@ def _parts(arch: RecurrentArch, inner: int) -> dict[str, int]:
         inputs, scores = {"conv": arch.channels, "gate": inner}, {"strength": heads, "step": heads}
         return {f"{n}.inputs": s for n, s in inputs.items()} | {f"{n}.scores": s for n, s in scores.items()}
     return {"gate": inner, "conv": arch.channels, "step": heads}
+
+
+def _rows(arch: RecurrentArch, build: BuildContext) -> Iterator[Shard]:
+    """Yield what a rank keeps of each part of `project`."""
+    for name, size in _parts(arch).items():
+        if name.startswith("conv"):
+            yield from _channels(arch, build, name)
+        else:
+            yield build.split(name, size)
+
+
+def _channels(arch: RecurrentArch, build: BuildContext, name: str) -> Iterator[Shard]:
+    """Yield what a rank keeps of the convolution's channels: of queries, keys and values apart, if split."""
+    if arch.scan is None or build.parallel.tp_size == 1:
+        yield build.split(name, arch.channels)
+        return
+    for part, size in arch.scan.sizes.items():
+        unit = arch.scan.value_size if part == "values" else arch.scan.key_size
+        yield build.split(f"{part}.{name}".rstrip("."), size, unit, repeat=True)
 
 
 def _split(x: Tensor, sizes: dict[str, int]) -> dict[str, Tensor]:

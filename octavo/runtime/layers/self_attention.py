@@ -83,10 +83,10 @@ class SelfAttention(nn.Module):
         self._head_dim = head_dim
         self._rotary = rotary
         self._gather = make_row_gather(build)
-        queries = 2 * heads if arch.has_gate else heads
-        self.qkv = QKVLinear(build.at("qkv"), input_size or size, queries, kv_heads, head_dim, arch.qkv_bias)
+        sizes = heads, kv_heads, head_dim
+        self.qkv = QKVLinear(build.at("qkv"), input_size or size, *sizes, arch.qkv_bias, arch.has_gate)
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
-        self._num_gates = heads if arch.has_gate else 0
+        self._num_gates = self.qkv.num_heads // 2 if arch.has_gate else 0
         self._multiply = build.kernels.recurrent.gate
         self._fused_norms, self._has_norms = None, arch.qk_norm != "none"
         self._factors = QueryFactors(arch.query_scale, build) if arch.query_scale else None

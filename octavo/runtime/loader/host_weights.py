@@ -50,13 +50,18 @@ def choose_layers(parallel: ParallelConfig, sizes: list[int]) -> frozenset[int]:
     else:
         number = min(num_layers, ceil(parallel.cpu_offload_gb * _GIB * num_layers / sum(sizes)))
         chosen = frozenset((place + 1) * num_layers // number - 1 for place in range(number))
-    needed, free = sum(sizes[layer] for layer in chosen), cpu.free_bytes()
-    if needed > free:
-        raise ConfigError(
-            f"The weights of {len(chosen)} layers take {needed / _GIB:.3g} GiB of host memory per GPU; "
-            f"{free / _GIB:.3g} GiB are free. Lower cpu_offload_gb (or offload_num_in_group)."
-        )
+    lower = "cpu_offload_gb (or offload_num_in_group)"
+    check_room(f"The weights of {len(chosen)} layers", sum(sizes[layer] for layer in chosen), lower)
     return chosen
+
+
+def check_room(what: str, needed: int, option: str) -> None:
+    """Raise ConfigError, which advises to lower an option, when the host's memory is too small."""
+    if needed > (free := cpu.free_bytes()):
+        raise ConfigError(
+            f"{what} take {needed / _GIB:.3g} GiB of host memory per GPU; {free / _GIB:.3g} GiB are free. "
+            f"Lower {option}."
+        )
 
 
 def layer_bytes(model: Family) -> list[int]:

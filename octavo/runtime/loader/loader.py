@@ -1,5 +1,6 @@
 """`load_model` builds the model that a config describes and fills its parameters, or names the fault."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,16 +16,22 @@ from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import KVCacheSpec, StateKV
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ONE, ParallelContext
 from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
-from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.layers.side_by_side import SideBySideArch
-from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
+from octavo.runtime.loader.expert_cache import ExpertCache, host_expert_bytes
+from octavo.runtime.loader.host_weights import (
+    HostWeights,
+    check_room,
+    choose_layers,
+    layer_bytes,
+    wants_host_weights,
+)
 from octavo.runtime.loader.kv_scales import use_kv_scales
 from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
@@ -119,7 +126,9 @@ def load_own(
         model = family(arch, build)
         if is_whole and config.architecture in MEDIA_ENCODERS:
             _add_encoder(model, config, build)
-        model.kv_specs = specs if parallel.layers else None
+        if (own := parallel.layers) is not None:
+            each = len(specs) // len(arch.layers)
+            model.kv_specs, model.own_kv_specs = specs, range(own.start * each, own.stop * each)
         if isinstance(build.scheme, AdaptedScheme):
             given = model, arch, config.lora.lora_target_modules, parallel.tp_rank
             model.adapters = AdapterReader(build.scheme.sites, *given, is_split=parallel.tp_size > 1)
@@ -141,10 +150,22 @@ def load_own(
     if method := stored_quantization(config).get("quant_method") or rounded:
         counts = "; ".join(f"{count} x {kind}" for kind, count in packed_matrices(model).items())
         logger.info("Weights stored by %s are multiplied as %s.", method, counts)
-    model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)
-    if host_layers and (lane := platform.copy_lane()) is not None:
-        HostWeights(model, sorted(host_layers), config.parallel.offload_prefetch_step, platform.device, lane)
+    _offload(config, model, platform, host_layers)
     return model
+
+
+def _offload(config: EngineConfig, model: Family, platform: Platform, host_layers: frozenset[int]) -> None:
+    """Bring the weights that stay in host memory to where the device finds them. Raises ConfigError."""
+    parallel, lane = config.parallel, platform.copy_lane()
+    if parallel.cpu_offload_experts:
+        model.host_weight_bytes = host_expert_bytes(model)
+        if lane is not None:
+            room = int(parallel.expert_cache_gb * 2**30)
+            model.expert_cache = ExpertCache(model, platform.device, lane, room)
+    elif host_layers:
+        model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)
+        if lane is not None:
+            HostWeights(model, sorted(host_layers), parallel.offload_prefetch_step, platform.device, lane)
 
 
 def _family(config: EngineConfig) -> type[Family]:
@@ -190,13 +211,17 @@ def _host_layers(
     config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
 ) -> frozenset[int]:
     """Return the layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
-    if not wants_host_weights(config):
+    if not wants_host_weights(config) and not config.parallel.cpu_offload_experts:
         return frozenset()
     if config.model.load_format == "gguf" or config.model.quantization not in ("", "unquantized"):
         raise Unsupported(
-            "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
+            "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_*."
         )
-    return choose_layers(config.parallel, layer_bytes(_shapes(config, family, arch, platform, parallel)))
+    shapes = _shapes(config, family, arch, platform, parallel)
+    if not config.parallel.cpu_offload_experts:
+        return choose_layers(config.parallel, layer_bytes(shapes))
+    check_room("The experts", host_expert_bytes(shapes), "cpu_offload_experts")
+    return frozenset()
 
 
 def _shapes(
@@ -222,14 +247,13 @@ def _cut(
 
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
-    """Return the cache of each layer with attention on one rank. Raises ConfigError, Unsupported."""
+    """Return what all layers keep on one rank, by layer of the cache. Raises ConfigError, Unsupported."""
     dtype = dtype_of(config.cache.kv_cache_dtype)
-    bodies = ((layer.attention, layer.sliding_window) for layer in arch.layers)
-    heads = ((y.heads if isinstance(y, SideBySideArch) else y, window) for y, window in bodies)
     return [
-        body.kv_spec(parallel.tp_size, dtype, window)
-        for body, window in heads
-        if body.is_causal and not isinstance(body, RecurrentArch)
+        part.kv_spec(parallel.tp_size, dtype, layer.sliding_window)
+        for body, layer in ((layer.attention, layer) for layer in arch.layers)
+        for part in ((body.heads, body.recurrent) if isinstance(body, SideBySideArch) else (body,))
+        if part.is_causal
     ]
 
 
@@ -241,7 +265,7 @@ def make_context(
     host_layers: frozenset[int] = frozenset(),
     sources: Sources = _unknown,
 ) -> BuildContext:
-    """Return what layers are built with; `specs` are those of the attention layers. Raises Unsupported.
+    """Return what layers are built with; `specs` are those of the cache's layers. Raises Unsupported.
 
     host_layers: those whose matrices stay in host memory; sources: names in the checkpoint
     """
@@ -252,7 +276,7 @@ def make_context(
     is_planned = platform.device.type == "meta"
     heads = config.checkpoint.text_config.get("num_attention_heads")
     attend = choose_backend(
-        specs,
+        [spec for spec in specs if not isinstance(spec, StateKV)],
         platform,
         "auto" if is_planned else config.model.attention_backend,
         chosen or attention.input_precision,
@@ -269,6 +293,7 @@ def make_context(
         splits_floats=config.pooling is not None,
         follows_recipes=chosen is None or chosen == "int8",
         host_layers=host_layers,
+        host_experts=range(sys.maxsize if (count := config.parallel.cpu_offload_experts) < 0 else count),
     )
     scheme = select_scheme(config)(storage, config, sources)
     if config.lora.enable_lora:

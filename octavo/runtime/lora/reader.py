@@ -203,6 +203,9 @@ class AdapterReader:
             ) from error
         bounds = site.table.kept_bounds if change.parts > 1 else (0, site.table.num_outputs)
         names = [shard.name for shard in site.layout.shards] if change.parts > 1 else [next(iter(initial))]
+        if initial.keys() - {*names}:
+            text = f"{kind} of a matrix that is kept in parts"
+            raise RequestError(f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path")
         most = max(rank for _, rank, _ in initial.values())
         downs = change.down.float().view(change.parts, -1, matrix.shape[1])
         first, up = torch.zeros(change.parts, most, matrix.shape[1]), torch.zeros(most, bounds[-1])
@@ -277,7 +280,10 @@ class AdapterReader:
             parts = torch.split(columns, [shard.full for shard in shards])
             kept = zip(shards, parts, strict=True)
             columns = torch.cat([part.narrow(0, shard.start, shard.size) for shard, part in kept])
-        draft.pairs[target.shard].append((down, columns[:, :-2]))
+        names = [shard.name for shard in shards] if target.shard else [""]
+        sizes = [shard.size for shard in shards] if target.shard else [len(columns)]
+        for name, part in zip(names, torch.split(columns[:, :-2], sizes), strict=True):
+            draft.pairs[name].append((down, part))
         bounds = site.table.kept_bounds
         first = [shard.name for shard in site.layout.shards].index(shards[0].name)
         rows = slice(bounds[first], bounds[first + len(shards)])

@@ -36,10 +36,14 @@ class Model(nn.Module, ABC):
     has_logits: bool = True
     """Whether this is the last stage."""
     kv_specs: list[KVCacheSpec] | None = None
-    """Of the attention layers of all stages; None where there is one."""
+    """Of the cache's layers in all stages; None where there is one."""
+    own_kv_specs: range | None = None
+    """Those of this stage."""
     host_weight_bytes: int = 0
     """Of `weight_bytes`, those that are kept in host memory and copied to the device ahead of their use."""
 
+    expert_cache: Any = None
+    """Copies of experts in host memory (runtime/loader/expert_cache), if there are some."""
     adapters: Any = None
     """What reads adapters of this model (runtime/lora/reader), where they may change it."""
 

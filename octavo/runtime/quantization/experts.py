@@ -4,10 +4,13 @@ On a GPU a kernel multiplies plain matrices; blocks are unpacked for it as they 
 kernel for blocks multiplies, to which plain numbers are blocks of one.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
+from octavo.runtime.kernels.experts import ExpertForm, Places, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.blocks import Blocks, blocks_of_one, stack
 from octavo.runtime.quantization.method import ExpertsMethod, Storage
@@ -18,6 +21,8 @@ from octavo.runtime.quantization.parameter import (
     MakeBlocks,
     Parameter,
 )
+
+_ALL_TIMES = 8  # pairs of tokens and experts per expert, from which on all are copied
 
 
 class DenseExperts(ExpertsMethod):
@@ -60,6 +65,52 @@ class DenseExperts(ExpertsMethod):
 
     def slots(self) -> list[Tensor]:
         return list(self.matrices)
+
+
+class HostExperts(DenseExperts):
+    """Multiplies matrices in host memory, of some of which the device has copies.
+
+    The device reads both where they lie. For many tokens, which need most experts several times, it gets all
+    first, into memory that layers share.
+    """
+
+    copies: tuple[Tensor, Tensor]
+    """Stacks [slots, …] on the device."""
+    places: Places
+    counts: Tensor
+    """[experts] int32: pairs of tokens and experts since somebody looked."""
+    shared_memory: Tensor | None = None
+    """Bytes on the device for all matrices of a layer; None until there are copies."""
+
+    def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
+        if self._storage.device.type != "meta":
+            self._storage = replace(self._storage, device=torch.device("cpu"))
+        return super().create(up, down)
+
+    @property
+    def parameters(self) -> tuple[DenseParameter, DenseParameter]:
+        """Return what owns the matrices."""
+        return self._up, self._down
+
+    def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        if self.shared_memory is None:
+            return super().apply(x, routing, form, shared)
+        if routing.ids.numel() >= _ALL_TIMES * len(self.counts):
+            up, down = (place.copy_(part, non_blocking=True) for part, place in self._all())
+            return self._storage.experts.dense_experts(x, routing, up, down, form, shared)
+        ids, count = routing.ids.flatten(), len(self.counts)  # -1: other ranks'; anything while kernels load
+        self.counts.scatter_add_(0, ids.clamp(0, count - 1).long(), ((ids >= 0) & (ids < count)).int())
+        placed = self._storage.experts.placed_experts
+        assert placed is not None
+        return placed(x, routing, *self.copies, form, shared, self.places)
+
+    def _all(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.shared_memory is not None
+        start = 0
+        for part in self.matrices:
+            room = self.shared_memory[start : start + part.nbytes]
+            start += part.nbytes
+            yield part, room.view(part.dtype).view(part.shape)
 
 
 class BlockExperts(ExpertsMethod):

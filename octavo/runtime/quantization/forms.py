@@ -90,7 +90,7 @@ class StoredParameter(Parameter):
         if self._expected.layout is None:
             self._keep_whole(tensor, name)
             return
-        chosen = [self._layouts[name]] if name in self._layouts else list(self._layouts.values())
+        chosen = [self._layouts[shard] for shard in self._named(name)]
         layout = replace(chosen[0], shards=tuple(shard for other in chosen for shard in other.shards))
         expected = layout.full_shape(layout.shards)
         if tensor.numel() == 1 and prod(expected) == len(chosen):
@@ -103,9 +103,14 @@ class StoredParameter(Parameter):
         super().load(tensor, "")
 
     def _keep_whole(self, tensor: Tensor, name: str) -> None:
-        for shard in [name] if name in self._layouts else list(self._layouts):
+        for shard in self._named(name):
             self.parts[shard] = tensor
             self.missing.remove(shard)
+
+    def _named(self, name: str) -> list[str]:
+        """Return the shards that a tensor of this name holds; all for one that no shard has."""
+        named = [shard for shard in self._layouts if shard == name or shard.endswith(f".{name}")]
+        return named or list(self._layouts)
 
     def _keep(self, shard: Shard, part: Stored) -> int:
         assert isinstance(part, Tensor)

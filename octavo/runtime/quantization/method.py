@@ -42,6 +42,7 @@ class Storage:
 
     host_layers: the decoder layers whose matrices are kept in host memory
     splits_floats: products with float32 weights need 16 of their 24 bits, where that is faster
+    host_experts: those of which experts are
     follows_recipes: kernels that multiply 8 bits by 8 bits serve checkpoints made for that
     input_precision: the inputs of products with packed weights are rounded to it
     dense_precision: the same with bfloat16 weights; None = input_precision
@@ -58,6 +59,7 @@ class Storage:
     splits_floats: bool = False
     follows_recipes: bool = True
     host_layers: frozenset[int] = frozenset()
+    host_experts: range = range(0)
     arena: Arena = field(default_factory=Arena)
 
     def precision_of(self, type_name: str, *, rounds: bool = False) -> InputPrecision:
@@ -71,6 +73,11 @@ class Storage:
         if type_name == "F32" and not (self.splits_floats and self.kernels.splits_floats):
             return "float32"
         return self.dense_precision or self.input_precision if type_name == "BF16" else self.input_precision
+
+    def has_experts_on_host(self, name: str) -> bool:
+        """Return True if the experts of the layer `name` stay in host memory."""
+        stack, _, rest = name.partition(".")
+        return stack == "layers" and int(rest.partition(".")[0]) in self.host_experts
 
     def device_of(self, name: str) -> torch.device:
         """Return the device that keeps the matrix of the layer `name`."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.quantization.blocks import blocks_of_one
-from octavo.runtime.quantization.experts import DenseExperts, WidenedExperts
+from octavo.runtime.quantization.experts import DenseExperts, HostExperts, WidenedExperts
 from octavo.runtime.quantization.gguf import GGUFLinear
 from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Storage, Term
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
@@ -33,6 +33,8 @@ class Unquantized(Scheme):
         return WidenedLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
 
     def experts(self, name: str) -> ExpertsMethod:
+        if self.storage.device.type != "cpu" and self.storage.has_experts_on_host(name):
+            return HostExperts(self.storage)
         storage = replace(self.storage, device=self.storage.device_of(name))
         return WidenedExperts(storage) if self.storage.device.type == "cpu" else DenseExperts(storage)
 

@@ -13,9 +13,11 @@ from octavo.base.devices import torch_name
 from octavo.base.errors import Unsupported
 from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
+from octavo.config.parallel import ParallelConfig
 from octavo.messages.kv import Forecast, ModelReady
 from octavo.runtime.distributed.context import ONE, Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters, packed_matrices
+from octavo.runtime.loader.expert_cache import buffer_bytes
 from octavo.runtime.loader.gguf import targets
 from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
@@ -60,18 +62,21 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     workspace = tables if on_cpu else sum(found)
     weights, on_host = model.weight_bytes, model.host_weight_bytes
     weights += drafter.weight_bytes if drafter else 0
-    held = weights - on_host + _buffer_bytes(model, config.parallel.offload_prefetch_step)
+    held = weights - on_host + _buffer_bytes(model, config.parallel)
     available = _available_bytes(config, held, device_bytes) - workspace
     ready = ModelReady(groups, available, weights, workspace, on_host)
     matrices = {kind.partition(",")[0]: count for kind, count in packed_matrices(model).items()}
     return Forecast(ready, step, 0 if on_cpu else recorded, tables, adapters, matrices)
 
 
-def _buffer_bytes(model: Model, num_ahead: int) -> int:
-    """Return the bytes of the device's buffers for layers in host memory, all taken to be of one size."""
+def _buffer_bytes(model: Model, parallel: ParallelConfig) -> int:
+    """Return the bytes of the device's buffers for layers, or experts, in host memory."""
     if not model.host_weight_bytes:
         return 0
     assert isinstance(model, Family)
+    if parallel.cpu_offload_experts:
+        return buffer_bytes(model, int(parallel.expert_cache_gb * 2**30))
+    num_ahead = parallel.offload_prefetch_step
     return min((num_ahead + 1) * max(layer_bytes(model)), model.host_weight_bytes)
 
 

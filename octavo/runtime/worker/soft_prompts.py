@@ -115,7 +115,7 @@ def make_soft_prompts(
     """Return what gives requests their learned prompts, if there may be some."""
     if not config.lora.enable_prompt_adapter or config.pooling is not None:
         return None
-    own, width = model.own_layers, config.checkpoint.embedding_size
+    own, width = model.own_kv_specs, config.checkpoint.embedding_size
     specs = model.kv_specs or [layer.kv_spec for layer in model.cache_layers]
     dtype = platform.compute_dtype(dtype_of(config.model.dtype))
     reader = SoftPromptReader(width, specs, own, dtype, parallel.tp)

@@ -42,6 +42,7 @@ from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.expert_balancer import ExpertBalancer
 from octavo.runtime.worker.host_copy import HostCopy
+from octavo.runtime.worker.hot_experts import HotExperts
 from octavo.runtime.worker.kv_scale_run import measure_kv_scales
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
 from octavo.runtime.worker.media import MediaPart
@@ -109,15 +110,14 @@ class Worker:
         specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
         specs += self._drafter.kv_specs if self._drafter else []
         groups = group_layers(specs, self._config.cache.block_size)
-        self._groups = groups = of_stage(groups, self.model.own_layers)
+        self._groups = groups = of_stage(groups, self.model.own_kv_specs)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
         available = self._platform.available_memory_bytes(share) - workspace
         available = self._parallel.world.least(available, self._platform.device)
-        weights, on_host = self.model.weight_bytes, self.model.host_weight_bytes
-        weights += self._drafter.weight_bytes if self._drafter else 0
-        return ModelReady(groups, available, weights, workspace, on_host)
+        weights = self.model.weight_bytes + (self._drafter.weight_bytes if self._drafter else 0)
+        return ModelReady(groups, available, weights, workspace, self.model.host_weight_bytes)
 
     def _load_weights(self) -> None:
         self._model: Model | None
@@ -141,8 +141,7 @@ class Worker:
         """Allocate this rank's part of the planned cache, and the batch state."""
         plan = msgspec.structs.replace(plan, groups=self._groups)
         self._runner = self._make_runner(plan)
-        self._cache = self._runner.cache
-        store, rank = plan.store, self._parallel.world.rank
+        self._cache, store, rank = self._runner.cache, plan.store, self._parallel.world.rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
         self._equip()
         self._runner.warm_up()
@@ -159,6 +158,8 @@ class Worker:
             adapters.append(soft)
         if (load := expert_load(config.parallel)) is not None:
             adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model))
+        if config.parallel.cpu_offload_experts:
+            adapters.append(HotExperts(lambda: self.model))
         if config.pooling is not None:
             parts: list[StepPart] = [*self._make_media(state), *adapters]
             return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)
@@ -219,6 +220,8 @@ class Worker:
         """Let the runner compute with what there is now."""
         runner = self._runner
         runner.strip()
+        if (experts := self.model.expert_cache) is not None:
+            experts.place()
         if self._adapters is not None:
             self._adapters.equip(self.model.adapters.sites)
         if self._routed is not None:

@@ -224,7 +224,7 @@ def test_weights_of_a_cpu_are_in_host_memory_already(model, caplog, monkeypatch)
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     parallel = resolve(EngineArgs(model=model(), cpu_offload_gb=2)).parallel
     assert (parallel.cpu_offload_gb, parallel.offload_group_size) == (0, 0)
-    assert "cpu_offload_gb and offload_* have no effect" in caplog.text
+    assert "cpu_offload_* and offload_* have no effect" in caplog.text
     args = EngineArgs(model=model(), cpu_offload_gb=2, device="cuda")
     assert resolve(args, needs_device=False).parallel.cpu_offload_gb == 2
 

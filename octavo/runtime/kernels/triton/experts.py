@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
+from octavo.runtime.kernels.experts import ExpertForm, Places, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
@@ -71,16 +71,16 @@ def _product(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _expert_kernel(
-    x, weights, ids, pairs, experts, matrix, other, levels, bias, out, num_pairs, stride_x,
+    x, weights, ids, pairs, experts, matrix, other, levels, places, bias, out, num_pairs, stride_x,
     E: tl.constexpr, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UP: tl.constexpr,
     STRIDE: tl.constexpr, ROW: tl.constexpr, WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
     IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PLACED: tl.constexpr = False,
 ):
     """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made.
 
-    matrix, other: of gates and of values, those of experts STRIDE apart
+    matrix, other: of gates and of values, those of experts STRIDE apart; PLACED: at their places
     """
     tile = tl.program_id(1)
     if SORTED:
@@ -102,6 +102,10 @@ def _expert_kernel(
     row = pair // TOP_K * stride_x if UP else pair * stride_x
     rows: tl.constexpr = 2 * N if UP else N
     begin = expert.to(tl.int64) * STRIDE
+    if PLACED:
+        begin = tl.load(places + expert)
+        if STRIDE % 16 == 0:
+            begin = tl.multiple_of(begin, 16)
     first, second = _product(
         x, row, there, matrix + begin, other + begin, n, N, levels, K, ROW, TILE_M, TILE_N, TILE_K, UP,
         factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES,
@@ -149,12 +153,13 @@ class _Matrices(NamedTuple):
     first: Tensor
     second: Tensor
     levels: Tensor | None
+    places: Tensor | None
     how: dict[str, Any]
 
 
-def _plain(first: Tensor, second: Tensor) -> _Matrices:
-    how = {"TYPE": "", "IS_GROUP": False, "BLOCK": 1, "NUM_BYTES": 1}
-    return _Matrices(first, second, None, _strides(first) | how)
+def _plain(first: Tensor, second: Tensor, places: Tensor | None = None) -> _Matrices:
+    how = {"TYPE": "", "IS_GROUP": False, "BLOCK": 1, "NUM_BYTES": 1, "PLACED": places is not None}
+    return _Matrices(first, second, None, places, _strides(first) | how)
 
 
 def _packed(first: Packed, second: Packed) -> _Matrices:
@@ -162,9 +167,8 @@ def _packed(first: Packed, second: Packed) -> _Matrices:
     if name in PLAIN:
         return _plain(a.view(PLAIN[name]), b.view(PLAIN[name]))
     assert second.type_name == name and a.stride() == b.stride()
-    return _Matrices(
-        a, b, levels_of(name, a.device), _strides(a) | constants_of(first) | {"K": first.num_inputs}
-    )
+    how = _strides(a) | constants_of(first) | {"K": first.num_inputs}
+    return _Matrices(a, b, levels_of(name, a.device), None, how)
 
 
 def _strides(matrices: Tensor) -> dict[str, Any]:
@@ -177,6 +181,21 @@ def dense_experts(
     """See experts.DenseExperts."""
     gate, value = up.chunk(2, 1)
     return _sum_up(x, routing, _plain(gate, value), _plain(down, down), form, shared)
+
+
+def placed_experts(
+    x: Tensor,
+    routing: Routing,
+    up: Tensor,
+    down: Tensor,
+    form: ExpertForm,
+    shared: Shared | None,
+    places: Places,
+) -> Tensor:
+    """See experts.PlacedExperts."""
+    gate, value = up.chunk(2, 1)
+    matrices = _plain(gate, value, places.up), _plain(down, down, places.down)
+    return _sum_up(x, routing, *matrices, form, shared)
 
 
 def block_experts(
@@ -208,6 +227,7 @@ def _sum_up(
     x: Tensor, routing: Routing, up: _Matrices, down: _Matrices, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
     (count, inner, *_), size, top_k = up.first.shape, down.first.shape[1], routing.ids.shape[1]
+    count = count if up.places is None else len(up.places)
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
         return out

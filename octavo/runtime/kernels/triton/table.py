@@ -56,7 +56,13 @@ def cuda_table() -> KernelTable:
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
-        experts=ExpertKernels(route, experts.dense_experts, experts.block_experts, experts.multiply_pairs),
+        experts=ExpertKernels(
+            route,
+            experts.dense_experts,
+            experts.block_experts,
+            experts.multiply_pairs,
+            placed_experts=experts.placed_experts,
+        ),
         recurrent=RecurrentKernels(recurrent.causal_conv, recurrent.scan, recurrent.gate),
         sampling=SamplingKernels(
             TruncateAndDraw(partial(draw, counters), truncate),
