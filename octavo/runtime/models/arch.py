@@ -122,15 +122,20 @@ class Arch:
         return self.defers_norms and self.norms == PRE_NORMS and self.residual_scale == 1.0
 
 
-def read_arch(
+def read_arch(config: Config, **own: Any) -> Arch:
+    """Read a decoder; `own` as in `arch_fields`."""
+    return Arch(**arch_fields(config, **own))
+
+
+def arch_fields(
     config: Config,
     *,
     attention: HeadsArch | LatentArch | SideBySideArch | None = None,
     feed_forward: DenseArch | ExpertsArch | None = None,
     interleaved_rope: bool = False,
     **own: Any,
-) -> Arch:
-    """Read the fields that most configs share; `own` are those that the family adds or replaces.
+) -> dict[str, Any]:
+    """Read the fields of an Arch that most configs share; `own` are those that the family adds or replaces.
 
     attention, feed_forward: of all layers; None = `read_heads`, `read_dense`
     own: may have the rope of all layers, or None; otherwise layers are read by `read_layers`
@@ -148,7 +153,7 @@ def read_arch(
         common["layers"] = (layer,) * size_of(config, "num_hidden_layers")
     else:
         common["layers"] = read_layers(config, *bodies, interleaved_rope)
-    return Arch(**common | own)
+    return common | own
 
 
 def read_heads(config: Config, **own: Any) -> HeadsArch:

@@ -92,7 +92,6 @@ class Bart(EncoderDecoder):
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """See Decoder.embed."""
         x = self.embed_tokens(batch.input_ids, self._embedding_scale)
         normed: Tensor = self.embed_norm(x + self.embed_positions(batch.positions + _OFFSET))
         return normed

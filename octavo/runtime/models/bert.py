@@ -12,7 +12,7 @@ from octavo.runtime.layers.pooler import ClassifierArch
 from octavo.runtime.models.arch import (
     Arch,
     Config,
-    LayerArch,
+    arch_fields,
     expect,
     read_dense,
     read_heads,
@@ -65,20 +65,18 @@ class Bert(Encoder):
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         expect(config, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-        layer = LayerArch(
+        own = arch_fields(
+            config,
             attention=read_heads(config, qkv_bias=True, out_bias=True),
             feed_forward=read_dense(config, gated=False, bias=True),
-        )
-        return EncoderArch(
-            vocab_size=size_of(config, "vocab_size"),
-            hidden_size=size_of(config, "hidden_size"),
-            layers=(layer,) * size_of(config, "num_hidden_layers"),
+            rope=None,
             num_learned_positions=size_of(config, "max_position_embeddings"),
-            num_token_types=size_of(config, "type_vocab_size", 2),
             residual="normalised",
             final_norm=False,
             norm=read_norm({"layer_norm_eps": 1e-12} | config),
+            tied_head=True,
         )
+        return EncoderArch(**own, num_token_types=size_of(config, "type_vocab_size", 2))
 
 
 class Roberta(Bert):

@@ -17,7 +17,7 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import make_norm
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
+from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.vision import CLIP as VISION
@@ -93,18 +93,16 @@ class SigLIP(CLIP):
 
 
 def _read_texts(config: Config, **own: Any) -> ContrastiveArch:
-    layer = LayerArch(
+    fields = arch_fields(
+        config,
         attention=read_heads(config, qkv_bias=True, out_bias=True),
         feed_forward=read_dense(config, gated=False, bias=True),
-    )
-    return ContrastiveArch(
-        vocab_size=size_of(config, "vocab_size"),
-        hidden_size=size_of(config, "hidden_size"),
-        layers=(layer,) * size_of(config, "num_hidden_layers"),
+        rope=None,
         num_learned_positions=size_of(config, "max_position_embeddings"),
         norm=read_norm(config),
-        **own,
+        tied_head=False,
     )
+    return ContrastiveArch(**fields, **own)
 
 
 class CLIPEncoder(MediaEncoder):
@@ -150,7 +148,6 @@ class SigLIPEncoder(CLIPEncoder):
     DEFAULTS: ClassVar[Config] = SIGLIP
 
     def add_head(self, vision: Config, size: int, outputs: int, build: BuildContext) -> None:
-        """See CLIPEncoder."""
         self._num_heads = size_of(vision, "num_attention_heads")
         self.probe = Embedding(build.at("probe"), 1, size)
         self.qkv = ReplicatedLinear(build.at("qkv"), size, 3 * size, bias=True)
@@ -160,7 +157,6 @@ class SigLIPEncoder(CLIPEncoder):
         self.mlp = Projector(build.at("mlp"), (size, inner, size), activation, True)
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """See CLIPEncoder."""
         probe = self.probe(torch.zeros(1, dtype=torch.int64, device=hidden.device))
         query = self.qkv(probe).chunk(3, -1)[0].expand(len(hidden), 1, -1)
         _, keys, values = self.qkv(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1).chunk(3, -1)

@@ -89,6 +89,12 @@ class DecoderLayer(nn.Module):
         residual = self._gather(residual, rows)
         if inputs is not None:
             inputs.append(residual)
+        return self.run(x, residual, batch, rows)
+
+    def run(
+        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
+    ) -> tuple[Term, Tensor | None]:
+        """Compute both bodies: of the normed input, and the rows of the stream that it is to be added to."""
         if self._defers_products:
             x, residual = self.mlp_norm.add(self.attention.defer(x, batch, rows), residual)
             return self.mlp.defer(x), residual
@@ -100,18 +106,9 @@ class DecoderLayer(nn.Module):
 class ParallelLayer(DecoderLayer):
     """Computes attention and MLP side by side, each with a norm of its own or both with one."""
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
+    def run(
+        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
     ) -> tuple[Term, Tensor | None]:
-        x, residual = self.attention_norm.add(x, residual)
-        residual = self._gather(residual, rows)
-        if inputs is not None:
-            inputs.append(residual)
         one_norm = isinstance(self.mlp_norm, NoNorm)
         mlp_input = self._gather(x, rows) if one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual

@@ -353,12 +353,10 @@ class _LayerBehind(WeightMap):
         return super().find("layers.0." + name.removeprefix(self.start))
 
     def sources(self, module: str) -> dict[str, str]:
-        """See WeightMap."""
         found = super().sources(module)
         return {shard: self.start + name.removeprefix("model.layers.0.") for shard, name in found.items()}
 
     def ignores(self, name: str) -> bool:
-        """See WeightMap."""
         return not name.startswith(self.start) or super().ignores(name)
 
 

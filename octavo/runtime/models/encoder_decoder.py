@@ -22,7 +22,7 @@ from octavo.runtime.layers.cross_attention import CrossAttention
 from octavo.runtime.layers.norm import Term, make_norm
 from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.self_attention import HeadsArch
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
+from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder, DecoderLayer
 from octavo.runtime.models.weights import Target, to
 
@@ -63,19 +63,9 @@ class CrossLayer(DecoderLayer):
             heads, build.at("cross_attention"), cache_id, size, arch.num_source_tokens
         )
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
+    def run(
+        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
     ) -> tuple[Term, Tensor | None]:
-        """See DecoderLayer."""
-        x, residual = self.attention_norm.add(x, residual)
-        residual = self._gather(residual, rows)
-        if inputs is not None:
-            inputs.append(residual)
         x, residual = self.cross_norm.add(self.attention(x, batch, rows), residual)
         x, residual = self.mlp_norm.add(self.cross_attention(x, batch, rows), residual)
         return self.mlp(x), residual
@@ -130,19 +120,15 @@ def read_side(config: Config, side: str, **own: Any) -> dict[str, Any]:
         "head_dim": None,
         "num_key_value_heads": None,
     }
-    layer = LayerArch(
-        attention=read_heads(config, qkv_bias=True, out_bias=True, is_causal=side == "decoder"),
-        feed_forward=read_dense(config, gated=False, bias=True),
-    )
     common: dict[str, Any] = {
-        "vocab_size": size_of(config, "vocab_size"),
-        "hidden_size": size,
-        "layers": (layer,) * size_of(config, "num_hidden_layers"),
+        "attention": read_heads(config, qkv_bias=True, out_bias=True, is_causal=side == "decoder"),
+        "feed_forward": read_dense(config, gated=False, bias=True),
+        "rope": None,
         "tied_head": bool(config.get("tie_word_embeddings", True)),
         "norm": read_norm(config),
         "embedding_scale": size**0.5 if config.get("scale_embedding") else 1.0,
     }
-    return common | own
+    return arch_fields(config, **common | own)
 
 
 def side_weights(side: str) -> dict[str, Target]:

@@ -9,19 +9,10 @@ from torch import Tensor, nn
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.norm import LayerScale, make_norm
-from octavo.runtime.models.arch import (
-    Arch,
-    Config,
-    LayerArch,
-    expect,
-    read_dense,
-    read_heads,
-    read_norm,
-    size_of,
-)
+from octavo.runtime.models.arch import Config, LayerArch, expect, read_norm, size_of
 from octavo.runtime.models.idefics3 import join_patches
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.vision import Projector, VisionArch, VisionTower, cut_patches, flat
+from octavo.runtime.models.vision import Projector, VisionArch, VisionTower, cut_patches, flat, tower_body
 from octavo.runtime.models.weights import to
 
 _VISION: Config = {
@@ -98,21 +89,9 @@ class InternVLEncoder(MediaEncoder):
 
 
 def _read_tower(vision: Config) -> VisionArch:
-    bias = bool(vision.get("attention_bias"))
-    layer = LayerArch(
-        attention=read_heads(vision, qkv_bias=bias, out_bias=True, is_causal=False),
-        feed_forward=read_dense(vision, gated=False, bias=True),
-    )
     patch = size_of(vision, "patch_size")
-    body = Arch(
-        vocab_size=1,
-        hidden_size=size_of(vision, "hidden_size"),
-        layers=(layer,) * size_of(vision, "num_hidden_layers"),
-        final_norm=False,
-        norm=read_norm(vision),
-    )
     return VisionArch(
-        body=body,
+        body=tower_body(vision, read_norm(vision), qkv_bias=bool(vision.get("attention_bias"))),
         patch_inputs=size_of(vision, "num_channels", 3) * patch**2,
         num_positions=(size_of(vision, "image_size") // patch) ** 2 + 1,
         has_class_token=True,

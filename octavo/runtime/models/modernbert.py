@@ -6,7 +6,7 @@ from typing import ClassVar
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.norm import NoNorm, NormArch
 from octavo.runtime.layers.pooler import ClassifierArch
-from octavo.runtime.models.arch import Arch, Config, expect, read_dense, read_heads, read_layers, size_of
+from octavo.runtime.models.arch import Arch, Config, arch_fields, expect, size_of
 from octavo.runtime.models.encoder import Encoder, EncoderArch
 from octavo.runtime.models.weights import Target, WeightMap, to
 
@@ -63,11 +63,5 @@ class ModernBert(Encoder):
         config = usual | config
         # As many tokens on either side as half of the window that is told, and the token itself.
         config |= {"sliding_window": size_of(config, "local_attention", 128) // 2 + 1}
-        attention = read_heads(config)
-        return EncoderArch(
-            vocab_size=size_of(config, "vocab_size"),
-            hidden_size=size_of(config, "hidden_size"),
-            layers=read_layers(config, attention, read_dense(config)),
-            head_dense_bias=False,
-            norm=NormArch(kind="layer", eps=config.get("norm_eps") or 1e-5),
-        )
+        norm = NormArch(kind="layer", eps=config.get("norm_eps") or 1e-5)
+        return EncoderArch(**arch_fields(config, norm=norm, tied_head=True), head_dense_bias=False)

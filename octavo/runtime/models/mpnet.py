@@ -55,6 +55,5 @@ class MPNet(Bert):
         return replace(arch, num_token_types=0)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """See Decoder.embed."""
         self.distances.add_to(batch)
         return super().embed(batch)

@@ -10,26 +10,10 @@ from torch import Tensor, nn
 
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import ReplicatedLinear
-from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import AxialRotary
-from octavo.runtime.models.arch import Arch, Config, LayerArch, factor_of, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_heads
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.vision import full_batch, run_blocks
-
-
-def packed_body(config: Config, norm: NormArch, *, bias: bool, gated: bool) -> Arch:
-    """Read the layers of a vision_config. Raises BadCheckpoint."""
-    layer = LayerArch(
-        attention=read_heads(config, is_causal=False, qkv_bias=bias, out_bias=bias),
-        feed_forward=read_dense(config, bias=bias, gated=gated),
-    )
-    return Arch(
-        vocab_size=1,
-        hidden_size=size_of(config, "hidden_size"),
-        layers=(layer,) * size_of(config, "num_hidden_layers"),
-        final_norm=False,
-        norm=norm,
-    )
 
 
 class PackedTower(nn.Module):

@@ -14,8 +14,8 @@ from octavo.runtime.layers.norm import NormArch, make_norm
 from octavo.runtime.layers.rotary import places_of
 from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.packed_vision import PackedTower, packed_body
-from octavo.runtime.models.vision import Projector, cut_patches, flat
+from octavo.runtime.models.packed_vision import PackedTower
+from octavo.runtime.models.vision import Projector, cut_patches, flat, tower_body
 from octavo.runtime.models.weights import to
 
 _VISION: Config = {
@@ -34,7 +34,7 @@ class PixtralTower(PackedTower):
     """Normalises the embeddings of patches first."""
 
     def __init__(self, config: Config, build: BuildContext) -> None:
-        body = packed_body(config, NormArch(eps=1e-5), bias=False, gated=True)
+        body = tower_body(config, NormArch(eps=1e-5), bias=False, gated=True)
         patch_size = size_of(config, "patch_size")
         num_inputs = size_of(config, "num_channels", 3) * patch_size**2
         super().__init__(body, config, build, num_inputs, bias=False, shares=False)

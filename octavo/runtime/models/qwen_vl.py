@@ -19,8 +19,8 @@ from octavo.runtime.layers.rotary import places_of
 from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.experts import stacked_by_inputs
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.packed_vision import PackedTower, packed_body
-from octavo.runtime.models.vision import Projector, flat
+from octavo.runtime.models.packed_vision import PackedTower
+from octavo.runtime.models.vision import Projector, flat, tower_body
 from octavo.runtime.models.weights import Target, to
 from octavo.runtime.transfer import Array
 
@@ -71,7 +71,7 @@ class Qwen2VLEncoder(MediaEncoder):
         vision |= {"num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"]}
         self._merge, patch = size_of(vision, "spatial_merge_size"), size_of(vision, "patch_size") ** 2
         patch *= size_of(vision, "in_channels", 3) * size_of(vision, "temporal_patch_size")
-        body = packed_body(vision, self.NORM, bias=True, gated=self.GATED)
+        body = tower_body(vision, self.NORM, gated=self.GATED)
         place = build.at("tower")
         self.tower = PackedTower(body, vision, place, patch, bias=self.HAS_BIAS, shares=True)
         self.norm: nn.Module = make_norm(self.NORM, build.at("norm"), body.hidden_size)

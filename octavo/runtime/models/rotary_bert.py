@@ -10,7 +10,7 @@ from octavo.runtime.layers.pooler import ClassifierArch
 from octavo.runtime.models.arch import (
     Arch,
     Config,
-    LayerArch,
+    arch_fields,
     expect,
     read_dense,
     read_heads,
@@ -121,17 +121,15 @@ def _arch(
     config: Config, *, gated: bool = True, bias: bool = False, down_bias: bool = False, **heads: bool
 ) -> Arch:
     attention = read_heads(config, **heads)
-    layer = LayerArch(
+    own = arch_fields(
+        config,
         attention=attention,
         feed_forward=read_dense(config, gated=gated, bias=bias, down_bias=down_bias),
         rope=read_rope(config, attention.head_dim),
-    )
-    return EncoderArch(
-        vocab_size=size_of(config, "vocab_size"),
-        hidden_size=size_of(config, "hidden_size"),
-        layers=(layer,) * size_of(config, "num_hidden_layers"),
-        num_token_types=size_of(config, "type_vocab_size") if config["type_vocab_size"] else 0,
         residual="normalised",
         final_norm=False,
         norm=read_norm(config),
+        tied_head=True,
     )
+    num_types = size_of(config, "type_vocab_size") if config["type_vocab_size"] else 0
+    return EncoderArch(**own, num_token_types=num_types)

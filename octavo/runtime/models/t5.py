@@ -135,7 +135,6 @@ class T5(EncoderDecoder):
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """See Decoder.embed."""
         self.distances.add_to(batch, is_causal=True)
         return super().embed(batch)
 

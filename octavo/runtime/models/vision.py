@@ -15,8 +15,17 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.mlp import make_activation
-from octavo.runtime.layers.norm import make_norm
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
+from octavo.runtime.layers.norm import NormArch, make_norm
+from octavo.runtime.models.arch import (
+    Arch,
+    Config,
+    LayerArch,
+    read_arch,
+    read_dense,
+    read_heads,
+    read_norm,
+    size_of,
+)
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.weights import Target, to
 from octavo.runtime.transfer import send
@@ -60,21 +69,26 @@ class VisionArch:
         return replace(self, body=body, norm_out=False)
 
 
+def tower_body(
+    config: Config, norm: NormArch, *, bias: bool = True, gated: bool = False, **heads: bool
+) -> Arch:
+    """Read the layers of a vision_config; heads: fields of their attention. Raises BadCheckpoint."""
+    biases = {"qkv_bias": bias, "out_bias": bias} | heads
+    return read_arch(
+        {"vocab_size": 1} | config,
+        attention=read_heads(config, is_causal=False, **biases),
+        feed_forward=read_dense(config, bias=bias, gated=gated),
+        rope=None,
+        final_norm=False,
+        norm=norm,
+    )
+
+
 def read_tower(config: Config, **own: Any) -> VisionArch:
     """Read a vision_config of CLIP or SigLIP. own: fields that the family replaces. Raises BadCheckpoint."""
     is_clip = config.get("model_type", "").startswith("clip")
     patch, image = size_of(config, "patch_size"), size_of(config, "image_size")
-    layer = LayerArch(
-        attention=read_heads(config, qkv_bias=True, out_bias=True, is_causal=False),
-        feed_forward=read_dense(config, gated=False, bias=True),
-    )
-    body = Arch(
-        vocab_size=1,
-        hidden_size=size_of(config, "hidden_size"),
-        layers=(layer,) * size_of(config, "num_hidden_layers"),
-        final_norm=False,
-        norm=read_norm({"layer_norm_eps": 1e-5 if is_clip else 1e-6} | config),
-    )
+    body = tower_body(config, read_norm({"layer_norm_eps": 1e-5 if is_clip else 1e-6} | config))
     common: dict[str, Any] = {
         "patch_inputs": size_of(config, "num_channels", 3) * patch**2,
         "num_positions": (image // patch) ** 2 + is_clip,
