@@ -51,7 +51,6 @@ class LevelsForm(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return self.kind, 64
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

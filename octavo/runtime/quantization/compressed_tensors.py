@@ -47,7 +47,6 @@ class PackForm(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return kind_of(self.bits), self.inputs.values
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
@@ -81,7 +80,6 @@ class MXFP4Form(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return "MXFP4", 32
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

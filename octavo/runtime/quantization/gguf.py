@@ -109,7 +109,6 @@ class GGUFLinear(LinearMethod):
         return rows.to(self._storage.compute_dtype)
 
     def roll(self, count: int) -> None:
-        """See LinearMethod.roll."""
         (matrix,) = self._segments
         self._segments = [matrix.roll(count)]
         self._whole = self._segments[0]

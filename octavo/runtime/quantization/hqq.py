@@ -39,7 +39,6 @@ class HQQForm(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return kind_of(self.bits), self.group
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

@@ -39,7 +39,6 @@ class NVFP4Form(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return "NV4", -1
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

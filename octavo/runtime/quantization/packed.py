@@ -191,7 +191,6 @@ class PackedScheme(Scheme):
         return PackedLinear(self.storage, name, lambda shard: forms[shard if shard in forms else ""])
 
     def is_packed(self, name: str) -> bool:
-        """See Scheme.is_packed."""
         return any(self._forms_of(name).values())
 
     def _forms_of(self, name: str) -> dict[str, Form | None]:

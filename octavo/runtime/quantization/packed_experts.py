@@ -32,7 +32,6 @@ class StoredStack(StoredParameter):
         self._stack = layout
 
     def load(self, tensor: Stored, name: str = "") -> None:
-        """See Parameter.load."""
         shards = self._stack.select(name)
         if len(shards) == 1 or not isinstance(tensor, Tensor):
             super().load(tensor, name)

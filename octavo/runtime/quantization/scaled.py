@@ -49,7 +49,6 @@ class ScaledForm(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return self.kind, self.inputs.values
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

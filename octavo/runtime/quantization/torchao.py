@@ -52,7 +52,6 @@ class Int4Form(Form):
 
     @property
     def packed_as(self) -> tuple[Kind, int]:
-        """See Form.packed_as."""
         return "U4", self.group
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:

@@ -67,7 +67,6 @@ class DenseLinear(LinearMethod):
         return product if isinstance(product, Tensor) else partial(split.norm, product)
 
     def roll(self, count: int) -> None:
-        """See LinearMethod.roll."""
         self._weight.data.copy_(self._weight.data.roll(count, 0))
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:

@@ -51,7 +51,6 @@ class Qwen2VLProcessor(ImageProcessor):
         self.video_id = config.get("video_token_id", config.get("video_token_index", 151656))
 
     def read_video_settings(self, settings: Settings) -> None:
-        """See ImageProcessor."""
         own = {**(self.VIDEO_DEFAULTS or {}), **self._read(self.config, settings)}
         self.video_settings = with_limits(own)
 
