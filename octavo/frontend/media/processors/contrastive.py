@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import BICUBIC, HALF, Arrays, Encode, ImageProcessor, Settings
+from octavo.frontend.media.processors.interface import HALF, Arrays, Encode, ImageProcessor, Settings
 from octavo.frontend.media.processors.llava import LlavaProcessor
 
 
@@ -28,12 +28,7 @@ class CLIPProcessor(_OneToken, LlavaProcessor):
 class SigLIPProcessor(_OneToken):
     """Gives any image the proportions of a square."""
 
-    DEFAULTS: ClassVar[Settings] = {
-        "size": {"height": 224, "width": 224},
-        "resample": BICUBIC,
-        "image_mean": HALF,
-        "image_std": HALF,
-    }
+    DEFAULTS: ClassVar[Settings] = HALF | {"size": {"height": 224, "width": 224}}
 
     @staticmethod
     def prepare(image: Image.Image, settings: Settings) -> Arrays:

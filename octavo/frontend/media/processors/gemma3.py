@@ -24,11 +24,9 @@ _MOST_NEWLINES = 16
 class Gemma3Processor(ImageProcessor):
     """Tokens of an image see each other; lines are left free around them."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = HALF | {
         "size": {"height": 224, "width": 224},
         "resample": BILINEAR,
-        "image_mean": HALF,
-        "image_std": HALF,
         "do_pan_and_scan": False,
         "pan_and_scan_min_crop_size": 256,
         "pan_and_scan_max_num_crops": 4,

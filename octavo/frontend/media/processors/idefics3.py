@@ -9,14 +9,7 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    HALF,
-    LANCZOS,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import HALF, LANCZOS, Arrays, Encode, ImageProcessor, Settings
 from octavo.frontend.media.video import VideoInfo
 
 _MAX_SIDE = 4096
@@ -26,13 +19,11 @@ _FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 class Idefics3Processor(ImageProcessor):
     """The text around the squares says where each is."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = HALF | {
         "size": {"longest_edge": 4 * 364},
         "max_image_size": {"longest_edge": 364},
         "do_image_splitting": True,
         "resample": LANCZOS,
-        "image_mean": HALF,
-        "image_std": HALF,
     }
     OPTIONS = ImageProcessor.OPTIONS | {"do_image_splitting", "max_image_size"}
 

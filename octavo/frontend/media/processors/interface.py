@@ -6,7 +6,7 @@ nothing is known but the settings; the rest in the API process.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -18,11 +18,15 @@ from octavo.frontend.media.processors.media import MediaProcessor
 from octavo.frontend.media.processors.media import Settings as Settings  # noqa: PLC0414
 from octavo.frontend.media.video import VideoInfo
 
-CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
-CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
-HALF = [0.5, 0.5, 0.5]
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
 """Of Pillow."""
+CLIP: dict[str, Any] = {
+    "resample": BICUBIC,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+HALF: dict[str, Any] = {"resample": BICUBIC, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+"""How most families resize and normalise."""
 
 
 class ImageProcessor(MediaProcessor):

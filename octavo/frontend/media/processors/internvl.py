@@ -7,26 +7,15 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import CLIP, Arrays, Encode, ImageProcessor, Settings
 from octavo.frontend.media.video import VideoInfo
 
 
 class InternVLProcessor(ImageProcessor):
     """All tiles have equally many tokens."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = CLIP | {
         "size": {"height": 384, "width": 384},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
         "crop_to_patches": False,
         "min_patches": 1,
         "max_patches": 12,

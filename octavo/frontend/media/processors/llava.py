@@ -7,25 +7,15 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    Arrays,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import CLIP, Arrays, ImageProcessor, Settings
 
 
 class LlavaProcessor(ImageProcessor):
     """Every image has equally many tokens."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = CLIP | {
         "size": {"shortest_edge": 224},
         "crop_size": {"height": 224, "width": 224},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
     }
     OPTIONS = ImageProcessor.OPTIONS | {"do_pad", "do_center_crop", "crop_size"}
 

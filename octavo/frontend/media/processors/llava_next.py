@@ -8,15 +8,7 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import CLIP, Arrays, Encode, ImageProcessor, Settings
 from octavo.frontend.media.video import VideoInfo
 
 Size = tuple[int, int]
@@ -26,12 +18,9 @@ Size = tuple[int, int]
 class LlavaNextProcessor(ImageProcessor):
     """The squares' tokens stand row by row, each with one for its end; those of padding are left out."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = CLIP | {
         "size": {"shortest_edge": 224},
         "crop_size": {"height": 224, "width": 224},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
         "do_center_crop": True,
         "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
     }
@@ -75,11 +64,8 @@ class LlavaNextProcessor(ImageProcessor):
 class OneVisionProcessor(LlavaNextProcessor):
     """OneVision shrinks what would be too many tokens."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = CLIP | {
         "size": {"height": 384, "width": 384},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
         "image_grid_pinpoints": [[384 * y, 384 * x] for y in range(1, 7) for x in range(1, 7)],
     }
     VIDEO_DEFAULTS: ClassVar[Settings | None] = DEFAULTS

@@ -8,15 +8,7 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import CLIP, Arrays, Encode, ImageProcessor, Settings
 
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 
@@ -24,12 +16,7 @@ _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 class PixtralProcessor(ImageProcessor):
     """Mistral 3 merges squares of patches; of Pixtral a square is one patch."""
 
-    DEFAULTS: ClassVar[Settings] = {
-        "size": {"longest_edge": 1024},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
-    }
+    DEFAULTS: ClassVar[Settings] = CLIP | {"size": {"longest_edge": 1024}}
     MERGE: ClassVar[int] = 1
 
     def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:

@@ -9,16 +9,7 @@ from PIL import Image
 
 from octavo.base.errors import RequestError
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors.interface import CLIP, HALF, Arrays, Encode, ImageProcessor, Settings
 from octavo.frontend.media.processors.media import MediaProcessor
 from octavo.frontend.media.video import VideoInfo
 
@@ -30,11 +21,8 @@ _MOST_SECONDS = 3600
 class Qwen2VLProcessor(ImageProcessor):
     """The number of pixels decides on the size."""
 
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[Settings] = CLIP | {
         "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-        "resample": BICUBIC,
-        "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD,
         "patch_size": 14,
         "temporal_patch_size": 2,
         "merge_size": 2,
@@ -118,8 +106,7 @@ class Qwen3VLProcessor(Qwen2VLProcessor):
     VIDEO_DEFAULTS: ClassVar[Settings | None] = {
         **Qwen2VLProcessor.DEFAULTS,
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
-        "image_mean": HALF,
-        "image_std": HALF,
+        **HALF,
     }
 
     def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
