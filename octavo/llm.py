@@ -5,14 +5,13 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.config import EngineArgs, EngineConfig
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams
 from octavo.frontend.engine import LLMEngine
 from octavo.frontend.observe.progress import ProgressBar
-from octavo.frontend.operated import WeightsInThread, in_thread
-from octavo.frontend.operator import Operator
+from octavo.frontend.operated import VerbsInThread
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import Message
 from octavo.frontend.requests.input_processor import PreparedRequest
@@ -34,29 +33,12 @@ from octavo.pooling_methods import PoolingMethods
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(WeightsInThread, PoolingMethods):
+class LLM(VerbsInThread, PoolingMethods):
     """A model, loaded in this process, that answers batches of prompts. Threads may share it: see `generate`.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
     """
-
-    get_metrics = in_thread(Operator.get_metrics)
-    collective_rpc = in_thread(Operator.collective_rpc)
-    apply_model = in_thread(Operator.apply_model)
-    add_lora = in_thread(Operator.add_lora)
-    remove_lora = in_thread(Operator.remove_lora)
-    pin_lora = in_thread(Operator.pin_lora)
-    list_loras = in_thread(Operator.list_loras)
-    add_prompt_adapter = in_thread(Operator.add_prompt_adapter)
-    sleep = in_thread(Operator.sleep)
-    wake_up = in_thread(Operator.wake_up)
-    is_sleeping = in_thread(Operator.is_sleeping)
-    release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
-    reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
-    reset_mm_cache = in_thread(Operator.reset_mm_cache)
-    start_profile = in_thread(Operator.start_profile)
-    stop_profile = in_thread(Operator.stop_profile)
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         """Load `model`; `options` are the fields of EngineArgs. Raises ConfigError.
@@ -209,9 +191,7 @@ class LLM(WeightsInThread, PoolingMethods):
         limit = self.model_config.max_logprobs
         num_shown = 2 * params.beam_width if limit == -1 else min(2 * params.beam_width, limit)
         if concurrency_limit is not None and concurrency_limit < 1:
-            raise RequestError(
-                f"concurrency_limit must be at least 1, got {concurrency_limit}.", "concurrency_limit"
-            )
+            raise wrong("concurrency_limit", f"must be at least 1, got {concurrency_limit}")
         keywords: RequestKeywords = {"lora_request": lora_request}
         prepared = self._prepare(prompts, params.to_sampling_params(num_shown), keywords)
         outputs: list[RequestOutput] = []
@@ -356,15 +336,14 @@ def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
 
 def _check_list(name: str, given: object, wanted: str) -> None:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
-        raise RequestError(f"{name} must be {wanted}, got {type(given).__name__}.", name)
+        raise wrong(name, f"must be {wanted}, got {type(given).__name__}")
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:
     """The same, without outputs that nobody would see; not checked here."""
     if not isinstance(params, SamplingParams):
-        raise RequestError(
-            f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}.",
-            "sampling_params",
+        raise wrong(
+            "sampling_params", f"must be SamplingParams or a list of them, got {type(params).__name__}"
         )
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY

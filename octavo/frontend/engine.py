@@ -15,7 +15,7 @@ from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.replicated import ReplicatedClient
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.stats_line import StatsLine
-from octavo.frontend.operated import WeightsInThread, in_thread
+from octavo.frontend.operated import VerbsInThread, in_thread
 from octavo.frontend.operator import Operator
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.awaitable import RequestId, StepOutputs
@@ -33,30 +33,14 @@ from octavo.messages.sampling import SamplingParams
 _PRELOAD = "octavo.runtime.preload:begin"
 
 
-class LLMEngine(WeightsInThread):
+class LLMEngine(VerbsInThread):
     """One engine and its front. Threads may share it: each call is complete before the next one begins."""
 
     pause_generation = in_thread(Operator.pause_generation)
     resume_generation = in_thread(Operator.resume_generation)
     is_paused = in_thread(Operator.is_paused)
-    sleep = in_thread(Operator.sleep)
-    wake_up = in_thread(Operator.wake_up)
-    is_sleeping = in_thread(Operator.is_sleeping)
-    release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
-    reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
-    reset_mm_cache = in_thread(Operator.reset_mm_cache)
     reset_encoder_cache = in_thread(Operator.reset_encoder_cache)
-    start_profile = in_thread(Operator.start_profile)
-    stop_profile = in_thread(Operator.stop_profile)
-    collective_rpc = in_thread(Operator.collective_rpc)
-    apply_model = in_thread(Operator.apply_model)
-    add_lora = in_thread(Operator.add_lora)
-    remove_lora = in_thread(Operator.remove_lora)
-    pin_lora = in_thread(Operator.pin_lora)
-    list_loras = in_thread(Operator.list_loras)
-    add_prompt_adapter = in_thread(Operator.add_prompt_adapter)
     num_lora_users = in_thread(Operator.num_lora_users)
-    get_metrics = in_thread(Operator.get_metrics)
     get_supported_tasks = in_thread(Operator.get_supported_tasks)
 
     def __init__(self, *configs: object, client: InprocClient | None = None, **named: object) -> None:

@@ -48,9 +48,25 @@ def on_loop(
     return method
 
 
-class WeightsInThread:
-    """Verbs about weights of engines whose core answers in the caller's thread."""
+class VerbsInThread:
+    """What `LLM` and `LLMEngine` have of an operator: their core answers in the caller's thread."""
 
+    get_metrics = in_thread(Operator.get_metrics)
+    collective_rpc = in_thread(Operator.collective_rpc)
+    apply_model = in_thread(Operator.apply_model)
+    add_lora = in_thread(Operator.add_lora)
+    remove_lora = in_thread(Operator.remove_lora)
+    pin_lora = in_thread(Operator.pin_lora)
+    list_loras = in_thread(Operator.list_loras)
+    add_prompt_adapter = in_thread(Operator.add_prompt_adapter)
+    sleep = in_thread(Operator.sleep)
+    wake_up = in_thread(Operator.wake_up)
+    is_sleeping = in_thread(Operator.is_sleeping)
+    release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
+    reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
+    reset_mm_cache = in_thread(Operator.reset_mm_cache)
+    start_profile = in_thread(Operator.start_profile)
+    stop_profile = in_thread(Operator.stop_profile)
     update_weights_from_disk = in_thread(Operator.update_weights_from_disk)
     init_weight_transfer_engine = in_thread(Operator.init_weight_transfer_engine)
     shutdown_weight_transfer_engine = in_thread(Operator.shutdown_weight_transfer_engine)
