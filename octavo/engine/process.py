@@ -26,19 +26,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
 from octavo.engine.fronts import BEAT_S, Fronts
 from octavo.engine.preparation import Preparation
-from octavo.messages.control import (
-    Abort,
-    Call,
-    CoreMessage,
-    Detach,
-    EndRequests,
-    Failed,
-    Ready,
-    Reply,
-    Shutdown,
-    Start,
-    core_pipe,
-)
+from octavo.messages import control
 from octavo.messages.request import EngineRequest
 
 logger = log.get_logger("octavo.engine.process")  # __name__ is __main__ here
@@ -52,15 +40,17 @@ class CoreProcess:
     def __init__(self, mailbox: Mailbox, life: int = 1) -> None:
         """life: the number of this core among those of its parent."""
         self._life = life
-        self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(core_pipe(life)), CoreMessage)
+        self._incoming: Receiver[control.CoreMessage] = Receiver(
+            mailbox.address(control.core_pipe(life)), control.CoreMessage
+        )
         self._fronts = Fronts(mailbox, life)
-        self._inbox: SimpleQueue[CoreMessage | Exception] = SimpleQueue()
+        self._inbox: SimpleQueue[control.CoreMessage | Exception] = SimpleQueue()
         self._room = threading.Semaphore(_MAX_INBOX)
         """For messages of the reader."""
         self._num_bad_frames = 0
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
-        self._take_in: Callable[[CoreMessage], None] = self._deliver
+        self._take_in: Callable[[control.CoreMessage], None] = self._deliver
         self._is_loading = True
 
     def run(self) -> int:
@@ -70,11 +60,11 @@ class CoreProcess:
             core = self._start()
             self._serve(core)
             self._fronts.abort_all()
-            self._fronts.tell(0, Shutdown())
+            self._fronts.tell(0, control.Shutdown())
         except Exception as error:
             if not isinstance(error, ConfigError):  # the front says what the user can mend
                 logger.exception("The engine core ends.")
-            self._fronts.tell(0, Failed.because_of(error))
+            self._fronts.tell(0, control.Failed.because_of(error))
             return 1
         finally:
             self._close()
@@ -84,7 +74,7 @@ class CoreProcess:
         """Handler of SIGTERM: the same as Shutdown; at once while the model still loads."""
         if self._is_loading:
             raise SystemExit(0)
-        self._inbox.put(Shutdown())
+        self._inbox.put(control.Shutdown())
 
     def fail(self, error: Exception) -> None:
         """End the engine, which cannot go on; from any thread."""
@@ -92,7 +82,7 @@ class CoreProcess:
 
     def _start(self) -> EngineCore:
         start = self._take()
-        if not isinstance(start, Start):
+        if not isinstance(start, control.Start):
             raise OctavoError(f"The first message must be Start, not {type(start).__name__}.")
         self._fronts.admit(start.num_fronts)
         config = EngineConfig.from_msgpack(start.config)
@@ -104,7 +94,7 @@ class CoreProcess:
         self._take_in = Preparation(self._core, self._deliver).take
         gc.collect()
         gc.freeze()  # what stays as long as the engine need not be looked through again and again
-        self._fronts.greet(Ready(plan, plan.max_model_len, self._life))
+        self._fronts.greet(control.Ready(plan, plan.max_model_len, self._life))
         self._is_loading = False
         return self._core
 
@@ -115,7 +105,7 @@ class CoreProcess:
                 message = self._take(min(wait_s, BEAT_S))
                 if message is None:
                     break
-                if isinstance(message, Shutdown):
+                if isinstance(message, control.Shutdown):
                     return
                 self._obey(core, message)
             outputs = core.step()
@@ -123,35 +113,35 @@ class CoreProcess:
             self._fronts.deliver(outputs)
             core.abort(self._fronts.take_orphans())
 
-    def _obey(self, core: EngineCore, message: CoreMessage) -> None:
+    def _obey(self, core: EngineCore, message: control.CoreMessage) -> None:
         match message:
             case EngineRequest():
                 self._fronts.own(message)
                 core.add(message)
-            case Abort(request_ids):
+            case control.Abort(request_ids):
                 core.abort(request_ids)
                 self._fronts.disown(request_ids)
-            case Call():
+            case control.Call():
                 self._call(core, message)
-            case Detach(front):
+            case control.Detach(front):
                 self._fronts.detach(front)
                 core.abort(self._fronts.take_orphans())
-            case EndRequests(front):
+            case control.EndRequests(front):
                 self._fronts.pass_on(message, front)
             case _:
                 logger.warning("Dropped a message %s: out of place.", type(message).__name__)
 
-    def _call(self, core: EngineCore, call: Call) -> None:
+    def _call(self, core: EngineCore, call: control.Call) -> None:
         """Answer with the result, or with why there is none (or none that can be sent)."""
         try:
-            self._fronts.tell(call.front, Reply(call.call_id, core.call(call.verb, call.arguments)))
+            self._fronts.tell(call.front, control.Reply(call.call_id, core.call(call.verb, call.arguments)))
         except EngineDead:
             raise
         except Exception as error:
             logger.warning("The command %s failed.", call.verb, exc_info=True)
-            self._fronts.tell(call.front, Reply(call.call_id, error=f"{call.verb}: {error}"))
+            self._fronts.tell(call.front, control.Reply(call.call_id, error=f"{call.verb}: {error}"))
 
-    def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
+    def _take(self, timeout_s: float | None = None) -> control.CoreMessage | None:
         """Wait for the next message; None after `timeout_s`. Raises what another thread raised."""
         try:
             message = self._inbox.get(timeout=timeout_s)
@@ -180,7 +170,7 @@ class CoreProcess:
         except Exception as error:
             self.fail(error)
 
-    def _deliver(self, message: CoreMessage) -> None:
+    def _deliver(self, message: control.CoreMessage) -> None:
         self._room.acquire()
         self._inbox.put(message)
 

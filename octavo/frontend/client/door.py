@@ -17,17 +17,7 @@ from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
 from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
 from octavo.frontend.client.backlog import Backlog
-from octavo.messages.control import (
-    Abort,
-    Call,
-    CoreMessage,
-    Detach,
-    EndRequests,
-    FrontMessage,
-    Ready,
-    Reply,
-    front_pipe,
-)
+from octavo.messages import control
 from octavo.messages.request import EngineOutputs, EngineRequest
 
 logger = get_logger(__name__)
@@ -53,7 +43,7 @@ class Door(ABC):
         """True when the core was found to hang, until it is gone."""
 
     @abstractmethod
-    async def start(self) -> Ready:
+    async def start(self) -> control.Ready:
         """Begin a life: wait until a core is ready. Raises what keeps it from that."""
 
     @abstractmethod
@@ -61,11 +51,11 @@ class Door(ABC):
         """Leave the door, and end the core if it is ours. May be called twice."""
 
     @abstractmethod
-    def _hand_over(self, message: CoreMessage) -> None:
+    def _hand_over(self, message: control.CoreMessage) -> None:
         """Send without waiting. Raises Overloaded when the core has stopped reading."""
 
     @abstractmethod
-    def _take_news(self, message: FrontMessage) -> None:
+    def _take_news(self, message: control.FrontMessage) -> None:
         """What a message about the core's life means."""
 
     def add(self, request: EngineRequest) -> None:
@@ -80,7 +70,7 @@ class Door(ABC):
         """End these requests; unknown and finished ids are skipped. Raises EngineDead."""
         self._unsent_aborts += request_ids
         try:
-            self._send(Abort(self._unsent_aborts))
+            self._send(control.Abort(self._unsent_aborts))
         except Overloaded:
             return  # said again with the next output
         self._unsent_aborts = []
@@ -88,14 +78,14 @@ class Door(ABC):
     def detach(self, front: int) -> None:
         """The process of another front has ended: the core drops what it had."""
         if self._error is None:  # else there is nothing to drop
-            self._send(Detach(front))
+            self._send(control.Detach(front))
 
     def tell_fronts(self, request_ids: list[str] | None, tenant: str | None) -> None:
         """Have the other fronts of this core end requests of theirs. Raises EngineDead."""
         with suppress(Overloaded):  # nobody waits for an answer to this
-            self._send(EndRequests(self._front, request_ids, tenant))
+            self._send(control.EndRequests(self._front, request_ids, tenant))
 
-    async def outputs(self) -> AsyncIterator[EngineOutputs | EndRequests]:
+    async def outputs(self) -> AsyncIterator[EngineOutputs | control.EndRequests]:
         """What the steps bring, those that wait together, and other fronts' orders, until `close`.
 
         Raises EngineDead when the core ends by itself.
@@ -109,7 +99,7 @@ class Door(ABC):
     async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
         """Run the core's command `verb` and return its result. Raises OctavoError when it is refused."""
         call_id = next(self._call_ids)
-        self._send(Call(call_id, verb, arguments or {}, self._front))
+        self._send(control.Call(call_id, verb, arguments or {}, self._front))
         self._replies[call_id] = asyncio.get_running_loop().create_future()
         try:
             return await self._replies[call_id]
@@ -120,13 +110,13 @@ class Door(ABC):
         """A life that is not yet there."""
         self._outputs = Backlog()
         self._unsent_aborts = []
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[control.Ready] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._error = None
 
     def _listen(self, mailbox: Mailbox) -> None:
-        self._receiver: AsyncReceiver[FrontMessage] = AsyncReceiver(
-            mailbox.address(front_pipe(self._front)), FrontMessage
+        self._receiver: AsyncReceiver[control.FrontMessage] = AsyncReceiver(
+            mailbox.address(control.front_pipe(self._front)), control.FrontMessage
         )
         self._reader = asyncio.create_task(self._read())
 
@@ -135,7 +125,7 @@ class Door(ABC):
         await asyncio.wait([self._reader])
         self._receiver.close()
 
-    def _send(self, message: CoreMessage) -> None:
+    def _send(self, message: control.CoreMessage) -> None:
         if self._error is not None:
             raise copy(self._error)
         self._hand_over(message)
@@ -152,7 +142,7 @@ class Door(ABC):
             logger.exception("The engine core's messages cannot be read any more.")
             self._lose(EngineDead(f"The engine core's messages cannot be read: {error}"))
 
-    def _take(self, message: FrontMessage) -> None:
+    def _take(self, message: control.FrontMessage) -> None:
         match message:
             case EngineOutputs(life=life) if life != self._life:
                 pass  # of a core that is gone, whose requests may have gone on in this one
@@ -160,9 +150,9 @@ class Door(ABC):
                 self._outputs.put(message)
                 if self._unsent_aborts and self._error is None:
                     self.abort([])
-            case EndRequests():
+            case control.EndRequests():
                 self._outputs.put(message)
-            case Reply(call_id, result, error):
+            case control.Reply(call_id, result, error):
                 future = self._replies.get(call_id)
                 if future is None or future.done():  # the caller has gone
                     return

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,7 @@ from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.engines import Listed
 from octavo.serving.errors import HTTPError
-from octavo.serving.ollama.protocol import (
-    Details,
-    Embedded,
-    EmbeddedOne,
-    OllamaEmbed,
-    OllamaEmbeddings,
-    OllamaError,
-    OllamaFields,
-    OllamaShow,
-    OllamaVersion,
-    Shown,
-    Tag,
-    Tags,
-)
+from octavo.serving.ollama import protocol
 from octavo.serving.ollama.writing import error_response
 from octavo.serving.ollama.written_answer import moment
 from octavo.serving.openai.answers import json_response
@@ -46,24 +32,27 @@ _NOT_HERE = "Models come from files, folders and the hub: start octavo serve wit
 
 async def tags(request: Request) -> Response:
     """The models that may be asked for, in Ollama's form."""
-    return json_response(Tags([_tag(listed) for listed in Caller.of(request).engines.listed()]))
+    return json_response(protocol.Tags([_tag(listed) for listed in Caller.of(request).engines.listed()]))
 
 
 async def ps(request: Request) -> Response:
     """The models that are loaded or asleep, in Ollama's form."""
-    return json_response(Tags([_running(listed) for listed in _present(Caller.of(request).engines.listed())]))
+    listed = (one for one in Caller.of(request).engines.listed() if not one.is_alias)
+    return json_response(
+        protocol.Tags([_running(one) for one in listed if one.state in ("loaded", "sleeping")])
+    )
 
 
 async def show(request: Request) -> Response:
     """One model in detail, in Ollama's form."""
-    body = await read_body(request, OllamaShow, any_type=True)
+    body = await read_body(request, protocol.OllamaShow, any_type=True)
     engines = Caller.of(request).engines
     name = engines.resolve(body.model or body.name or "/")
     listed = next(listed for listed in engines.listed() if listed.name == name)
     config, engine = listed.config, listed.engine
     defaults = engine.input_processor.default_sampling_values() if engine is not None else {}
     tokenizer = engine.tokenizer if engine is not None else None
-    shown = Shown(
+    shown = protocol.Shown(
         modelfile=f"FROM {listed.root}\n",
         parameters="\n".join(f"{key} {value}" for key, value in defaults.items()),
         template=(tokenizer.chat_template or "") if tokenizer is not None else "",
@@ -77,25 +66,25 @@ async def show(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """The version of octavo, in Ollama's form."""
-    return json_response(OllamaVersion(__version__))
+    return json_response(protocol.OllamaVersion(__version__))
 
 
 async def ollama_embed(request: Request) -> Response:
     """The vector of each text, in Ollama's form."""
     began_s = time.monotonic()
-    body = await read_body(request, OllamaEmbed, takes_place=True, any_type=True)
+    body = await read_body(request, protocol.OllamaEmbed, takes_place=True, any_type=True)
     loaded_s = time.monotonic()
     made = await _embedded(request, body, body.input, truncates=body.truncate is not False)
     whole_ns, load_ns = int((time.monotonic() - began_s) * 1e9), int((loaded_s - began_s) * 1e9)
     vectors = [item.embedding for item in made.data]
-    return json_response(Embedded(body.model, vectors, whole_ns, load_ns, made.usage.prompt_tokens))
+    return json_response(protocol.Embedded(body.model, vectors, whole_ns, load_ns, made.usage.prompt_tokens))
 
 
 async def ollama_embeddings(request: Request) -> Response:
     """The vector of one text, in Ollama's earlier form."""
-    body = await read_body(request, OllamaEmbeddings, takes_place=True, any_type=True)
+    body = await read_body(request, protocol.OllamaEmbeddings, takes_place=True, any_type=True)
     made = await _embedded(request, body, body.prompt, truncates=True)
-    return json_response(EmbeddedOne(made.data[0].embedding))
+    return json_response(protocol.EmbeddedOne(made.data[0].embedding))
 
 
 async def refuse(request: Request) -> Response:
@@ -104,7 +93,7 @@ async def refuse(request: Request) -> Response:
 
 
 async def _embedded(
-    request: Request, body: OllamaFields, texts: str | list[str], *, truncates: bool
+    request: Request, body: protocol.OllamaFields, texts: str | list[str], *, truncates: bool
 ) -> Embeddings:
     caller = Caller.of(request).asking(body.model)
     check_pooling(caller, request.url.path)
@@ -122,12 +111,8 @@ async def _embedded(
     return made
 
 
-def _present(listed: Iterable[Listed]) -> Iterable[Listed]:
-    return (one for one in listed if one.state in ("loaded", "sleeping") and not one.is_alias)
-
-
-def _tag(listed: Listed) -> Tag:
-    return Tag(
+def _tag(listed: Listed) -> protocol.Tag:
+    return protocol.Tag(
         name=listed.name,
         model=listed.name,
         modified_at=moment(listed.created),
@@ -137,7 +122,7 @@ def _tag(listed: Listed) -> Tag:
     )
 
 
-def _running(listed: Listed) -> Tag:
+def _running(listed: Listed) -> protocol.Tag:
     tag, config = _tag(listed), listed.config
     assert config is not None
     left_s = min(listed.expires_in_s, _FOREVER_S)
@@ -147,12 +132,12 @@ def _running(listed: Listed) -> Tag:
     return tag
 
 
-def _details(config: EngineConfig | None) -> Details:
+def _details(config: EngineConfig | None) -> protocol.Details:
     if config is None:
-        return Details()
+        return protocol.Details()
     family = _family(config)
     quantization = config.model.quantization or config.model.dtype
-    return Details("", config.checkpoint.format, family, [family], "", quantization)
+    return protocol.Details("", config.checkpoint.format, family, [family], "", quantization)
 
 
 def _family(config: EngineConfig) -> str:
@@ -195,15 +180,15 @@ def _num_bytes(config: EngineConfig | None) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-_Route = partial(Route, error_model=OllamaError, error_response=error_response)
+_Route = partial(Route, error_model=protocol.OllamaError, error_response=error_response)
 _LIBRARY = ("pull", "push", "create", "copy", "delete")
 ROUTES = [
-    _Route("/api/tags", tags, response_model=Tags),
-    _Route("/api/ps", ps, response_model=Tags),
-    _Route("/api/version", version, response_model=OllamaVersion),
-    _Route("/api/show", show, OllamaShow, Shown),
-    _Route("/api/embed", ollama_embed, OllamaEmbed, Embedded),
-    _Route("/api/embeddings", ollama_embeddings, OllamaEmbeddings, EmbeddedOne),
+    _Route("/api/tags", tags, response_model=protocol.Tags),
+    _Route("/api/ps", ps, response_model=protocol.Tags),
+    _Route("/api/version", version, response_model=protocol.OllamaVersion),
+    _Route("/api/show", show, protocol.OllamaShow, protocol.Shown),
+    _Route("/api/embed", ollama_embed, protocol.OllamaEmbed, protocol.Embedded),
+    _Route("/api/embeddings", ollama_embeddings, protocol.OllamaEmbeddings, protocol.EmbeddedOne),
     *(
         _Route(f"/api/{verb}", refuse, methods=("GET", "POST", "DELETE"), documented=False)
         for verb in _LIBRARY

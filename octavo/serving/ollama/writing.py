@@ -10,20 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.frontend.parsers.events import Text
 from octavo.serving.body import convert, read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import http_error, message_of
-from octavo.serving.ollama.protocol import (
-    OllamaChat,
-    OllamaError,
-    OllamaGenerate,
-    WritingFields,
-    Written,
-    checked_messages,
-    content_of,
-)
+from octavo.serving.ollama import protocol
 from octavo.serving.ollama.written_answer import WrittenAnswer
 from octavo.serving.openai.answers import encode, json_response
 from octavo.serving.openai.completions import prepare
@@ -34,30 +26,30 @@ from octavo.serving.registry import Route
 from octavo.serving.streaming import EventStream, leaving, unless_gone
 
 Turn = AsyncGenerator[TurnEvent, None]
-W = TypeVar("W", OllamaChat, OllamaGenerate)
+W = TypeVar("W", protocol.OllamaChat, protocol.OllamaGenerate)
 
 
 async def ollama_chat(request: Request) -> Response:
     """The model's turn in a conversation, in Ollama's form: lines of JSON, unless stream is false."""
-    body, caller, answer = await _asked(request, OllamaChat)
+    body, caller, answer = await _asked(request, protocol.OllamaChat)
     if not body.messages:
         return json_response(answer.nothing("load" if body.needs_model else "unload"))
-    fields = {"messages": checked_messages(body.messages), "tools": body.tools or None}
+    fields = {"messages": protocol.checked_messages(body.messages), "tools": body.tools or None}
     return await _response(request, caller, body, turn_events(caller, _chat_request(body, fields)), answer)
 
 
 async def ollama_generate(request: Request) -> Response:
     """The answer to a prompt, in Ollama's form; the prompt is put into the chat template unless raw."""
-    body, caller, answer = await _asked(request, OllamaGenerate)
+    body, caller, answer = await _asked(request, protocol.OllamaGenerate)
     if not body.prompt:
         return json_response(answer.nothing("load" if body.needs_model else "unload"))
     if body.raw or body.suffix or not caller.engine.chat.has_template:
         if body.images:
-            raise RequestError("images need a chat template: leave raw and suffix out.", "images")
+            raise wrong("images", "need a chat template: leave raw and suffix out")
         turn = _completion_events(caller, _completion_request(body))
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": content_of(body.prompt, body.images)}]
+        messages = [*system, {"role": "user", "content": protocol.content_of(body.prompt, body.images)}]
         turn = turn_events(caller, _chat_request(body, {"messages": messages}))
     return await _response(request, caller, body, turn, answer)
 
@@ -68,10 +60,10 @@ async def _asked(request: Request, kind: type[W]) -> tuple[W, Caller, WrittenAns
     body = await read_body(request, kind, takes_place=True, any_type=True)
     caller = Caller.of(request).asking(body.model)
     caller.engines.keep(caller.model, body.keep_s)
-    return body, caller, WrittenAnswer(body.model, began_s, is_chat=kind is OllamaChat)
+    return body, caller, WrittenAnswer(body.model, began_s, is_chat=kind is protocol.OllamaChat)
 
 
-def _chat_request(body: WritingFields, fields: dict[str, Any]) -> ChatRequest:
+def _chat_request(body: protocol.WritingFields, fields: dict[str, Any]) -> ChatRequest:
     """Raises RequestError for an option that is out of its range."""
     given = {
         **fields,
@@ -86,7 +78,7 @@ def _chat_request(body: WritingFields, fields: dict[str, Any]) -> ChatRequest:
     return convert({name: value for name, value in given.items() if value}, ChatRequest, strict=False)
 
 
-def _completion_request(body: OllamaGenerate) -> CompletionRequest:
+def _completion_request(body: protocol.OllamaGenerate) -> CompletionRequest:
     prompt = body.prompt if not body.system else f"{body.system}\n{body.prompt}"
     given = {
         "model": body.model,
@@ -120,7 +112,7 @@ async def _completion_events(caller: Caller, body: CompletionRequest) -> Turn:
 
 
 async def _response(
-    request: Request, caller: Caller, body: WritingFields, turn: Turn, answer: WrittenAnswer
+    request: Request, caller: Caller, body: protocol.WritingFields, turn: Turn, answer: WrittenAnswer
 ) -> Response:
     if body.stream:
         return LineStream(_lines(turn, answer), caller.config)
@@ -134,7 +126,7 @@ async def _lines(turn: Turn, answer: WrittenAnswer) -> AsyncGenerator[bytes, Non
                 yield data
 
 
-async def _whole(turn: Turn, answer: WrittenAnswer) -> Written:
+async def _whole(turn: Turn, answer: WrittenAnswer) -> protocol.Written:
     async with aclosing(turn):
         async for event in turn:
             for _ in answer.lines(event):
@@ -145,7 +137,7 @@ async def _whole(turn: Turn, answer: WrittenAnswer) -> Written:
 def error_response(error: BaseException) -> Response:
     """The whole answer to a request that failed before anything was sent, in Ollama's form."""
     told = http_error(error)
-    return json_response(OllamaError(message_of(told)), told.status, told.headers)
+    return json_response(protocol.OllamaError(message_of(told)), told.status, told.headers)
 
 
 class LineStream(EventStream):
@@ -158,11 +150,11 @@ class LineStream(EventStream):
         return error_response(error)
 
     def last_words(self, error: Exception) -> bytes:
-        return encode(OllamaError(message_of(http_error(error)))) + b"\n"
+        return encode(protocol.OllamaError(message_of(http_error(error)))) + b"\n"
 
 
-_SAME = {"error_model": OllamaError, "error_response": error_response}
+_SAME = {"error_model": protocol.OllamaError, "error_response": error_response}
 ROUTES = [
-    Route("/api/chat", ollama_chat, OllamaChat, Written, streams=True, **_SAME),  # type: ignore[arg-type]
-    Route("/api/generate", ollama_generate, OllamaGenerate, Written, streams=True, **_SAME),  # type: ignore[arg-type]
+    Route("/api/chat", ollama_chat, protocol.OllamaChat, protocol.Written, streams=True, **_SAME),  # type: ignore[arg-type]
+    Route("/api/generate", ollama_generate, protocol.OllamaGenerate, protocol.Written, streams=True, **_SAME),  # type: ignore[arg-type]
 ]

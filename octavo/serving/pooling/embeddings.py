@@ -11,40 +11,26 @@ from octavo.frontend.media.inputs import MediaURL
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.messages.pooling import PoolingParams
 from octavo.serving.caller import Caller
+from octavo.serving.pooling import protocol
 from octavo.serving.pooling.numbers import raw, signs, written
-from octavo.serving.pooling.protocol import (
-    Classification,
-    ClassificationRequest,
-    ClassItem,
-    CohereEmbeddings,
-    CohereEmbedRequest,
-    EmbeddingFormat,
-    EmbeddingRequest,
-    Embeddings,
-    Item,
-    PooledData,
-    PooledItem,
-    PoolingFields,
-    PoolingRequest,
-)
 from octavo.serving.pooling.work import Answer, PoolingWork, arrays, served, usage_of
 from octavo.serving.registry import Route
 
 _SIDES = {"NONE": None, "START": "left", "END": "right"}
 
 
-async def embed(caller: Caller, body: EmbeddingRequest) -> Embeddings | Response:
+async def embed(caller: Caller, body: protocol.EmbeddingRequest) -> protocol.Embeddings | Response:
     """The vector of each text."""
     work = PoolingWork.of(caller, body, "embd")
     params = PoolingParams(body.use_activation, body.dimensions, task="embed")
     outputs = await work.run(await work.prompts(body), params)
     if body.encoding_format in ("bytes", "bytes_only"):
         return _as_bytes(work, body.form, outputs)
-    items = [Item(i, written(vector, body.form)) for i, vector in enumerate(arrays(outputs))]
-    return Embeddings(work.id, work.created, work.caller.model, items, usage_of(outputs))
+    items = [protocol.Item(i, written(vector, body.form)) for i, vector in enumerate(arrays(outputs))]
+    return protocol.Embeddings(work.id, work.created, work.caller.model, items, usage_of(outputs))
 
 
-async def pool(caller: Caller, body: PoolingRequest) -> PooledData | Response:
+async def pool(caller: Caller, body: protocol.PoolingRequest) -> protocol.PooledData | Response:
     """The result of each text, of any task that the model has: nested lists where each token has a vector."""
     work = PoolingWork.of(caller, body, "pool")
     task: Any = body.task
@@ -52,11 +38,11 @@ async def pool(caller: Caller, body: PoolingRequest) -> PooledData | Response:
     outputs = await work.run(await work.prompts(body), params)
     if body.encoding_format in ("bytes", "bytes_only"):
         return _as_bytes(work, body.form, outputs)
-    items = [PooledItem(i, written(data, body.form)) for i, data in enumerate(arrays(outputs))]
-    return PooledData(work.id, work.created, work.caller.model, items, usage_of(outputs))
+    items = [protocol.PooledItem(i, written(data, body.form)) for i, data in enumerate(arrays(outputs))]
+    return protocol.PooledData(work.id, work.created, work.caller.model, items, usage_of(outputs))
 
 
-async def classify(caller: Caller, body: ClassificationRequest) -> Classification:
+async def classify(caller: Caller, body: protocol.ClassificationRequest) -> protocol.Classification:
     """The probability of each label, for each text."""
     work = PoolingWork.of(caller, body, "classify")
     params = PoolingParams(body.use_activation, task="classify")
@@ -65,16 +51,16 @@ async def classify(caller: Caller, body: ClassificationRequest) -> Classificatio
     for index, probs in enumerate(arrays(outputs)):
         best = int(probs.argmax())
         label = labels[best] if best < len(labels) else None
-        items.append(ClassItem(index, label, probs.tolist(), len(probs)))
-    return Classification(work.id, work.created, work.caller.model, items, usage_of(outputs))
+        items.append(protocol.ClassItem(index, label, probs.tolist(), len(probs)))
+    return protocol.Classification(work.id, work.created, work.caller.model, items, usage_of(outputs))
 
 
-async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbeddings:
+async def cohere_embed(caller: Caller, body: protocol.CohereEmbedRequest) -> protocol.CohereEmbeddings:
     """The vectors of texts, by type, in Cohere's form."""
     if (body.texts is None) == (body.images is None):
         raise RequestError("Give texts or images, one of them; inputs are not supported.", "texts")
     side = _SIDES[body.truncate or "END"]
-    fields = PoolingFields(
+    fields = protocol.PoolingFields(
         model=body.model,
         priority=body.priority,
         truncate_prompt_tokens=-1 if side else None,
@@ -89,7 +75,7 @@ async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbedd
     vectors = arrays(outputs)
     makers: dict[str, Any] = {
         "float": lambda v: v.tolist(),
-        "base64": lambda v: written(v, EmbeddingFormat("base64")),
+        "base64": lambda v: written(v, protocol.EmbeddingFormat("base64")),
         "binary": lambda v: signs(v, signed=True),
         "ubinary": lambda v: signs(v, signed=False),
     }
@@ -98,10 +84,10 @@ async def cohere_embed(caller: Caller, body: CohereEmbedRequest) -> CohereEmbedd
     }
     tokens = usage_of(outputs).prompt_tokens
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
-    return CohereEmbeddings(work.id, made, body.texts or [], meta)
+    return protocol.CohereEmbeddings(work.id, made, body.texts or [], meta)
 
 
-def _as_bytes(work: PoolingWork, form: EmbeddingFormat, outputs: list[RequestOutput]) -> Response:
+def _as_bytes(work: PoolingWork, form: protocol.EmbeddingFormat, outputs: list[RequestOutput]) -> Response:
     """All numbers as they are; unless they alone are wanted, a header says where each result lies."""
     parts, data, start = [], [], 0
     for index, array in enumerate(arrays(outputs)):
@@ -120,12 +106,17 @@ def _as_bytes(work: PoolingWork, form: EmbeddingFormat, outputs: list[RequestOut
 
 
 ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
-    "/v1/embeddings": (EmbeddingRequest, embed),
-    "/v2/embed": (CohereEmbedRequest, cohere_embed),
-    "/pooling": (PoolingRequest, pool),
-    "/classify": (ClassificationRequest, classify),
+    "/v1/embeddings": (protocol.EmbeddingRequest, embed),
+    "/v2/embed": (protocol.CohereEmbedRequest, cohere_embed),
+    "/pooling": (protocol.PoolingRequest, pool),
+    "/classify": (protocol.ClassificationRequest, classify),
 }
-_FORMS = {embed: Embeddings, cohere_embed: CohereEmbeddings, pool: PooledData, classify: Classification}
+_FORMS = {
+    embed: protocol.Embeddings,
+    cohere_embed: protocol.CohereEmbeddings,
+    pool: protocol.PooledData,
+    classify: protocol.Classification,
+}
 ROUTES = [
     Route(path, served(model, answer), model, _FORMS[answer]) for path, (model, answer) in ANSWERS.items()
 ]

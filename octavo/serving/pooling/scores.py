@@ -7,32 +7,23 @@ from msgspec import Struct
 from octavo.base.errors import RequestError
 from octavo.frontend.requests.scoring import Scoring, pair_up
 from octavo.serving.caller import Caller
-from octavo.serving.pooling.protocol import (
-    PoolingUsage,
-    Ranked,
-    RankedDocument,
-    Ranking,
-    RerankRequest,
-    ScoreItem,
-    ScoreRequest,
-    Scores,
-)
+from octavo.serving.pooling import protocol
 from octavo.serving.pooling.work import Answer, PoolingWork, arrays, served, usage_of
 from octavo.serving.registry import Route
 
 _SPELLINGS = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 
 
-async def score(caller: Caller, body: ScoreRequest) -> Scores:
+async def score(caller: Caller, body: protocol.ScoreRequest) -> protocol.Scores:
     """How well two texts fit each other: of each pair, or of one text and each of several."""
     work = PoolingWork.of(caller, body, "score")
     pairs = pair_up(*_texts(body))
     found, usage = await _score(work, pairs, body.instruction)
-    items = [ScoreItem(index, value) for index, value in enumerate(found)]
-    return Scores(work.id, work.created, work.caller.model, items, usage)
+    items = [protocol.ScoreItem(index, value) for index, value in enumerate(found)]
+    return protocol.Scores(work.id, work.created, work.caller.model, items, usage)
 
 
-async def rerank(caller: Caller, body: RerankRequest) -> Ranking:
+async def rerank(caller: Caller, body: protocol.RerankRequest) -> protocol.Ranking:
     """The documents that fit a query, the best first."""
     work = PoolingWork.of(caller, body, "rerank")
     texts = [document if isinstance(document, str) else _text(document) for document in body.documents]
@@ -41,14 +32,15 @@ async def rerank(caller: Caller, body: RerankRequest) -> Ranking:
     order = sorted(range(len(texts)), key=lambda index: -found[index])[: body.top_n or None]
     shows = body.return_documents is not False
     results = [
-        Ranked(index, found[index], RankedDocument(texts[index]) if shows else None) for index in order
+        protocol.Ranked(index, found[index], protocol.RankedDocument(texts[index]) if shows else None)
+        for index in order
     ]
-    return Ranking(work.id, work.caller.model, usage, results)
+    return protocol.Ranking(work.id, work.caller.model, usage, results)
 
 
 async def _score(
     work: PoolingWork, pairs: list[tuple[str, str]], instruction: str | None, truncates: int | None = None
-) -> tuple[list[float], PoolingUsage]:
+) -> tuple[list[float], protocol.PoolingUsage]:
     scoring = Scoring(work.caller.engine.config, pairs, work.body.use_activation, instruction)
     outputs = await work.run(scoring.prompts, scoring.params, truncates=truncates)
     data = arrays(outputs)
@@ -56,7 +48,7 @@ async def _score(
     return [scoring.score(index, data, ids) for index in range(len(pairs))], usage_of(outputs)
 
 
-def _texts(body: ScoreRequest) -> tuple[Any, Any]:
+def _texts(body: protocol.ScoreRequest) -> tuple[Any, Any]:
     for names in _SPELLINGS:
         first, second = (getattr(body, name) for name in names)
         if first is not None and second is not None:
@@ -72,10 +64,10 @@ def _text(document: dict[str, str]) -> str:
 
 
 ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
-    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, score)),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, rerank)),
+    **dict.fromkeys(("/score", "/v1/score"), (protocol.ScoreRequest, score)),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (protocol.RerankRequest, rerank)),
 }
-_FORMS = {score: Scores, rerank: Ranking}
+_FORMS = {score: protocol.Scores, rerank: protocol.Ranking}
 ROUTES = [
     Route(path, served(model, answer), model, _FORMS[answer]) for path, (model, answer) in ANSWERS.items()
 ]
