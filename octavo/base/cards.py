@@ -75,11 +75,7 @@ def amd_card(arch: str) -> Card:
         return CARDS["gfx1100"]
     if name == "gfx950":
         return CARDS["gfx942"]
+    known = ", ".join(name for name in CARDS if name.startswith("gfx"))
     raise ConfigError(
-        f"This GPU is a {name}; octavo's kernels are made for {', '.join(_amd_names())}, gfx11 and gfx12. "
-        "Use device='cpu'."
+        f"This GPU is a {name}; octavo's kernels are made for {known}, gfx11 and gfx12. Use device='cpu'."
     )
-
-
-def _amd_names() -> list[str]:
-    return [name for name in CARDS if name.startswith("gfx")]

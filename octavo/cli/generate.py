@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         params = sampling_params(args, llm.get_default_sampling_params(), _MAX_TOKENS, args.n)
         asked: list[octavo.PromptType] = list(prompts)
         if llm.has_chat_template and not args.raw:
-            asked = _conversations(llm, prompts, args.system_prompt)
+            turns = [with_system(args.system_prompt, [{"role": "user", "content": p}]) for p in prompts]
+            asked = [llm.render_chat(turn) for turn in turns]
         ready_s = time.monotonic() - begun_s
         stats, display = RunStats(), choose(prompts, params.n)
         try:
@@ -77,8 +78,3 @@ def answers(
         engine.add_request(str(index), prompt, params)
     while engine.has_unfinished_requests():
         yield from engine.step()
-
-
-def _conversations(llm: "octavo.LLM", prompts: list[str], system_prompt: str) -> list["octavo.PromptType"]:
-    """Each prompt as a user's message, laid out by the chat template."""
-    return [llm.render_chat(with_system(system_prompt, [{"role": "user", "content": p}])) for p in prompts]

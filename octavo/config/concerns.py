@@ -1,7 +1,6 @@
 """The form of constructors that take one config object per concern, in any order (vLLM's early one)."""
 
-from dataclasses import Field, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
@@ -61,17 +60,14 @@ def from_concerns(*concerns: object, **named: object) -> EngineArgs:
         if isinstance(concern, str):
             logger.warning("distributed_init_method=%r has no effect: ranks find each other.", concern)
         elif isinstance(concern, DeviceConfig):
-            values |= {f.name: getattr(concern, f.name) for f in fields(concern) if _is_set(concern, f)}
+            given = {f: getattr(concern, f.name) for f in fields(concern)}
+            values |= {f.name: value for f, value in given.items() if value != f.default}
         elif isinstance(concern, Concern):
             values = {f.name: getattr(concern, f.name) for f in fields(concern)} | values
             elsewhere |= options_elsewhere(concern)
         elif concern is not None:
             _refuse(concern)
     return EngineArgs(**values | elsewhere)  # type: ignore[arg-type]  # the fields of EngineArgs are those of the concerns
-
-
-def _is_set(concern: DeviceConfig, field: Field[Any]) -> bool:
-    return bool(getattr(concern, field.name) != field.default)
 
 
 def _refuse(concern: object) -> None:

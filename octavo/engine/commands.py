@@ -154,9 +154,8 @@ def _stage_weights(parts: Parts, arguments: dict[str, Any]) -> None:
     parts.executor.call("stage_weights", {"path": arguments["path"]})
 
 
-def _start_weight_update(parts: Parts, arguments: dict[str, Any]) -> None:
+def _start_weight_update(parts: Parts, _: dict[str, Any]) -> None:
     """Have all ranks take weights from a trainer, beside those in use."""
-    del arguments
     _check_update(parts)
     parts.executor.call("start_weight_update", {})
 
@@ -170,11 +169,6 @@ def _use_staged_weights(parts: Parts, arguments: dict[str, Any]) -> None:
     parts.scheduler.kv.reset_prefix_cache()
     path = parts.executor.call("use_staged_weights", {})[0]
     parts.weights.replace(arguments["version"], path)
-
-
-def _update_weight_version(parts: Parts, arguments: dict[str, Any]) -> None:
-    """Give the weights another name. arguments: `version`"""
-    parts.weights.replace(arguments["version"], parts.weights.path)
 
 
 def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
@@ -203,11 +197,6 @@ def _pin_prefix(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any] | Non
     return _describe(pin, parts)
 
 
-def _list_pins(parts: Parts, _: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all pins, the least first."""
-    return [_describe(pin, parts) for pin in parts.scheduler.pins.all()]
-
-
 def _describe(pin: Pin, parts: Parts) -> dict[str, Any]:
     return {
         "id": pin.digest.hex()[:32],
@@ -232,7 +221,9 @@ HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
     "is_paused": lambda parts, _: parts.pause_state.is_paused,
     "is_sleeping": lambda parts, _: sorted(parts.pause_state.asleep),
-    "list_pins": _list_pins,
+    "list_pins": lambda parts, _: [
+        _describe(pin, parts) for pin in parts.scheduler.pins.all()
+    ],  # least first
     "num_adapter_users": _num_adapter_users,
     "num_inside": lambda parts, _: parts.scheduler.num_open,  # those that a pause has queued are outside
     "pause": _pause,
@@ -244,7 +235,7 @@ HANDLERS: dict[str, Handler] = {
     "start_weight_update": _start_weight_update,
     "stats": lambda parts, _: msgspec.structs.asdict(parts.scheduler.stats()),
     "unpin_prefix": _unpin_prefix,
-    "update_weight_version": _update_weight_version,
+    "update_weight_version": lambda parts, given: parts.weights.replace(given["version"], parts.weights.path),
     "use_staged_weights": _use_staged_weights,
     "wake_up": _wake_up,
     "weight_version": lambda parts, _: parts.weights.version or "default",

@@ -72,7 +72,9 @@ class _Writer:
             begin = _beginning(following)
             is_free = isinstance(element, Mapping) and element.get("type") in _FREE
             next_ends = ends if following is None else [begin] if begin and is_free else None
-            written.append(self.write(_without_beginning(element) if is_begun else element, next_ends))
+            written.append(
+                self.write({**element, _BEGINNINGS[element["type"]]: ""} if is_begun else element, next_ends)
+            )
             is_begun = following is not None and next_ends is not None
         return " ".join(written)
 
@@ -136,7 +138,10 @@ class _Writer:
         """Return a text that is written as it is, token by token where these are special."""
         parts = [part for part in self._parts.split(text) if part] or [""]
         special = self._special
-        return " ".join(f"<[{special[part]}]>" if part in special else _quoted(part) for part in parts)
+        return " ".join(
+            f"<[{special[part]}]>" if part in special else json.dumps(part, ensure_ascii=False)
+            for part in parts
+        )
 
     def _rule(self, expression: str, option: str = "") -> str:
         name = f"rule_{len(self.rules)}"
@@ -168,10 +173,6 @@ def _beginning(form: object) -> str:
     name = _BEGINNINGS.get(str(form.get("type")), "") if isinstance(form, Mapping) else ""
     text = form.get(name) if isinstance(form, Mapping) else ""
     return text if isinstance(text, str) else ""
-
-
-def _without_beginning(form: Form) -> Form:
-    return {**form, _BEGINNINGS[form["type"]]: ""}
 
 
 def _special_tokens(tag: Form) -> dict[str, int]:
@@ -207,10 +208,6 @@ def _text(form: Form, name: str) -> str:
     if not isinstance(value := form.get(name), str):
         raise _wrong(f"a format needs {name}, a string")
     return value
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _wrong(what: str) -> RequestError:

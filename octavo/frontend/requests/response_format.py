@@ -7,7 +7,7 @@ before it come to the same; they may be given together as long as only one names
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.messages.structured import KINDS, StructuredOutputsParams
 
 _GUIDED = {
@@ -31,8 +31,9 @@ def structured_outputs_of(request: Mapping[str, Any]) -> StructuredOutputsParams
     """
     stated = request.get("structured_outputs")
     if stated is not None and not isinstance(stated, Mapping):
-        raise RequestError("structured_outputs must be an object.", "structured_outputs")
-    parts = [stated or {}, _from_response_format(request.get(_NAME)), _from_guided(request)]
+        raise wrong("structured_outputs", "must be an object")
+    guided = {new: request[old] for old, new in _GUIDED.items() if request.get(old) is not None}
+    parts = [stated or {}, _from_response_format(request.get(_NAME)), guided]
     kinds = [kind for part in parts for kind in KINDS if part.get(kind) is not None]
     if len(kinds) > 1:
         raise RequestError(
@@ -74,7 +75,3 @@ def _schema(value: object) -> Any:
             'response_format of type json_schema needs {"json_schema": {"name": …, "schema": {…}}}.', _NAME
         )
     return schema
-
-
-def _from_guided(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {new: request[old] for old, new in _GUIDED.items() if request.get(old) is not None}

@@ -67,22 +67,18 @@ class RequestLog:
 
     def _log(self, scope: Scope, status: int, took_s: float) -> None:
         level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+        client = scope.get("client")
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")
         logger.log(
             level,
             "%s %s %s %d %.3fs %s",
-            _peer(scope),
+            f"{client[0]}:{client[1]}" if client else "-",
             scope.get("method", "WEBSOCKET"),
             path[:_LONGEST_PATH],
             status,
             took_s,
             scope["state"]["request_id"],
         )
-
-
-def _peer(scope: Scope) -> str:
-    client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else "-"
 
 
 def count_request(series: Collection, scope: Scope, status: int, duration_s: float) -> None:
