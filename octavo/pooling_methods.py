@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.frontend.outputs.pooling_output import (
     ClassificationOutput,
@@ -141,10 +141,7 @@ _DATA = {
 def _for_task(given: Any, task: PoolingTask | None) -> PoolingParams:
     params = PoolingParams() if given is None else given
     if not isinstance(params, PoolingParams):
-        raise RequestError(
-            f"pooling_params must be PoolingParams or a list of them, got {type(params).__name__}.",
-            "pooling_params",
-        )
+        raise wrong("pooling_params", f"must be PoolingParams or a list of them, got {type(params).__name__}")
     if task is None:
         return params
     if params.task not in (None, task):

@@ -73,6 +73,11 @@ class Unsupported(OctavoError, ValueError):
     """Something octavo does not do; the message says what would work."""
 
 
+def wrong(name: str, what: str) -> RequestError:
+    """Return the error that says `what` of the field `name` of a request."""
+    return RequestError(f"{name} {what}.", name)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean …?" with the known word that is most like this one; "" when none is."""
     from difflib import get_close_matches  # for a message about a mistake only

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from octavo.base.errors import EngineDead, RequestError, Unsupported
+from octavo.base.errors import EngineDead, RequestError, Unsupported, wrong
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
 from octavo.frontend.pausing import Core, PauseMode
@@ -52,7 +52,7 @@ class Operator(WeightUpdates):
         mode: what becomes of open requests (abort, wait, keep); those kept are computed anew
         """
         if level not in (0, 1, 2):
-            raise RequestError(f"level must be 0, 1 or 2, got {level!r}.", "level")
+            raise wrong("level", f"must be 0, 1 or 2, got {level!r}")
         await self.pause_generation(mode, clear_cache=False)
         await self._core.call(
             "sleep", {"parts": list(_PARTS) if level else [], "discard_weights": level == 2}
@@ -191,7 +191,7 @@ class Operator(WeightUpdates):
             ("drain_timeout", drain_timeout, 0),
         ):
             if type(number) is not int or number < least:
-                raise RequestError(f"{name} must be at least {least}, got {number!r}.", name)
+                raise wrong(name, f"must be at least {least}, got {number!r}")
         if self.is_frozen:
             raise RequestError("The engine is paused: replicas would not stand still with the others.")
         now, first = await self.get_weight_version(), self._config.checkpoint.weight_version or "default"

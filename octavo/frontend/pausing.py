@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "wait", "keep"]
@@ -53,7 +53,7 @@ class Pausing:
         clear_cache: forget cached prompts too; requests that stand still are then computed anew
         """
         if mode not in get_args(PauseMode):
-            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}.", "mode")
+            raise wrong("mode", f"must be one of {', '.join(get_args(PauseMode))}, got {mode!r}")
         keys = self._core.open_keys()
         self.is_frozen = await self._core.call("pause", {"freeze": mode != "wait"})
         if mode == "abort":

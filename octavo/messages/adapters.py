@@ -4,7 +4,7 @@ import struct
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 
 MOST_SUMMED, MOST_SCALE = 16, 100.0
 
@@ -29,9 +29,7 @@ class LoRARequest(msgspec.Struct, frozen=True):
         if not isinstance(self.lora_path, str) or not self.lora_path:
             raise RequestError("lora_path cannot be empty", "lora_path")
         if not isinstance(self.lora_name, str) or not self.lora_name.isprintable() or not self.lora_name:
-            raise RequestError(
-                f"lora_name must be a printable string, got {self.lora_name!r:.100}.", "lora_name"
-            )
+            raise wrong("lora_name", f"must be a printable string, got {self.lora_name!r:.100}")
 
 
 class LoRASum(msgspec.Struct, frozen=True):
@@ -75,7 +73,7 @@ class PromptAdapterRequest(msgspec.Struct, frozen=True):
             raise RequestError(f"id must be > 0, got {self.prompt_adapter_id!r}", "prompt_adapter_id")
         for name in ("prompt_adapter_local_path", "prompt_adapter_name"):
             if not isinstance(value := getattr(self, name), str) or not value.isprintable() or not value:
-                raise RequestError(f"{name} must be a printable string, got {value!r:.100}.", name)
+                raise wrong(name, f"must be a printable string, got {value!r:.100}")
 
     @property
     def lora_name(self) -> str:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.messages import sampling_values as read
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
@@ -35,13 +35,13 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, tag="pool"):
         if self.task in _REMOVED:
             raise RequestError(_REMOVED[self.task], "task")
         if self.task is not None and self.task not in TASKS:
-            raise RequestError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.", "task")
+            raise wrong("task", f"must be one of {', '.join(TASKS)}, got {self.task!r}")
         for name, least in (("dimensions", 1), ("step_tag_id", 0)):
             if getattr(self, name) is not None:
                 read.integer(getattr(self, name), name, least, f"at least {least}")
         for name in ("use_activation", "skip_reading_prefix_cache"):
             if getattr(self, name) not in (None, True, False):
-                raise RequestError(f"{name} must be True, False or None, got {getattr(self, name)!r}.", name)
+                raise wrong(name, f"must be True, False or None, got {getattr(self, name)!r}")
 
     @property
     def is_per_token(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.base.log import get_logger
 from octavo.messages import sampling_values as read
 from octavo.messages.sampling_keywords import SamplingKeywords
@@ -222,29 +222,29 @@ class SamplingParams(
             if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
                 setattr(self, name, read.number(value, name))
                 if getattr(self, name) <= 0:
-                    raise read.wrong(name, f"must be greater than zero, got {getattr(self, name)}")
+                    raise wrong(name, f"must be greater than zero, got {getattr(self, name)}")
         if read.number(self.temperature, "temperature") < 0:
-            raise read.wrong("temperature", f"must be non-negative, got {self.temperature}")
+            raise wrong("temperature", f"must be non-negative, got {self.temperature}")
         self.temperature = read.within(self.temperature, "temperature", 0.0, 2.0)
         if GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
             _log.warning("temperature %s is raised to %s.", self.temperature, LOWEST_TEMPERATURE)
             self.temperature = LOWEST_TEMPERATURE
         self.top_p = read.number(self.top_p, "top_p")
         if not 0.0 < self.top_p <= 1.0:
-            raise read.wrong("top_p", f"must be in (0, 1], got {self.top_p}")
+            raise wrong("top_p", f"must be in (0, 1], got {self.top_p}")
 
     def _check_integers(self) -> None:
         for name, (low, allowed) in _INTEGERS.items():
             if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
                 setattr(self, name, read.integer(value, name, low, allowed))
         if self.n > MAX_N:
-            raise read.wrong("n", f"must be at most {MAX_N}, got {self.n}")
+            raise wrong("n", f"must be at most {MAX_N}, got {self.n}")
         if not self.n <= self.num_sequences <= MAX_N:
             allowed = f"greater than or equal to n and at most {MAX_N}"
-            raise read.wrong("best_of", f"must be {allowed}, got n={self.n} and best_of={self.best_of}")
+            raise wrong("best_of", f"must be {allowed}, got n={self.n} and best_of={self.best_of}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             allowed = f"less than or equal to max_tokens={self.max_tokens}"
-            raise read.wrong("min_tokens", f"must be {allowed}, got {self.min_tokens}")
+            raise wrong("min_tokens", f"must be {allowed}, got {self.min_tokens}")
         self.seed = None if self.seed == -1 else self.seed
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
@@ -252,7 +252,7 @@ class SamplingParams(
     def _check_greedy(self) -> None:
         for name, count in (("n", self.n), ("best_of", self.num_sequences)):
             if count > 1 and not self.use_beam_search:
-                raise read.wrong(name, f"must be 1 when using greedy sampling, got {count}")
+                raise wrong(name, f"must be 1 when using greedy sampling, got {count}")
 
     def _check_texts(self) -> None:
         self.stop_strings = self.stop_strings or []
@@ -266,7 +266,7 @@ class SamplingParams(
             self.stop = self.stop_strings = read.strings(self.stop, "stop")
             if self.stop and not self.detokenize:
                 what = "strings are only supported when detokenize is True. Set detokenize=True to use stop"
-                raise read.wrong("stop", what)
+                raise wrong("stop", what)
         if self.bad_words is not None:
             self.bad_words = list(dict.fromkeys(read.texts(self.bad_words, "bad_words")))
             if "" in self.bad_words:
@@ -293,16 +293,16 @@ class SamplingParams(
             count = len(ids)
             if not 0 < count <= MAX_LOGPROB_TOKEN_IDS:
                 what = f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, got {count}"
-                raise read.wrong("logprob_token_ids", what)
+                raise wrong("logprob_token_ids", what)
             if self.logprobs not in (None, count):
                 what = f"must be None or the number of logprob_token_ids ({count}), got {self.logprobs}"
-                raise read.wrong("logprobs", what)
+                raise wrong("logprobs", what)
             self.logprob_token_ids, self.logprobs = ids, count
         if self.prompt_logprob_token_ids is not None:
             self.prompt_logprob_token_ids = _candidates(self.prompt_logprob_token_ids)
         elif self.prompt_logprob_start:
             what = "belongs to prompt_logprob_token_ids, which is None"
-            raise read.wrong("prompt_logprob_start", what)
+            raise wrong("prompt_logprob_start", what)
         if self.skip_reading_prefix_cache is None:
             scored = self.prompt_logprobs, self.prompt_logprob_token_ids
             self.skip_reading_prefix_cache = scored != (None, None)
@@ -310,16 +310,16 @@ class SamplingParams(
     def _check_the_rest(self) -> None:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
-                raise read.wrong(name, f"must be True or False, got {value!r}")
+                raise wrong(name, f"must be True or False, got {value!r}")
         try:
             self.output_kind = RequestOutputKind(self.output_kind)
         except ValueError:
             kinds = ", ".join(f"{kind.name} ({kind.value})" for kind in RequestOutputKind)
-            raise read.wrong("output_kind", f"must be one of {kinds}, got {self.output_kind!r}") from None
+            raise wrong("output_kind", f"must be one of {kinds}, got {self.output_kind!r}") from None
         detection: object = self.repetition_detection
         if not isinstance(detection, RepetitionDetectionParams | None):
             what = f"must be RepetitionDetectionParams, got {detection!r}"
-            raise read.wrong("repetition_detection", what)
+            raise wrong("repetition_detection", what)
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if self.logits_processors is not None:
@@ -328,7 +328,7 @@ class SamplingParams(
             msgspec.msgpack.encode(self.extra_args)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             what = "must hold plain values, and integers of 64 bits at most"
-            raise read.wrong("extra_args", what) from error
+            raise wrong("extra_args", what) from error
 
 
 def _candidates(values: object) -> list[int | list[int]]:
@@ -340,7 +340,7 @@ def _candidates(values: object) -> list[int | list[int]]:
     for ids in lists:
         if len(ids) > MAX_LOGPROB_TOKEN_IDS or not (ids or per_position):
             what = f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, of single positions 0 too, got {len(ids)}"
-            raise read.wrong(name, what)
+            raise wrong(name, what)
     return [*lists] if per_position else [*lists[0]]
 
 

@@ -9,14 +9,9 @@ from collections.abc import Mapping, Set
 from numbers import Integral, Real
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 
 _MAX_INTEGER = 2**63 - 1  # what a message can carry
-
-
-def wrong(name: str, what: str) -> RequestError:
-    """Return the error that says `what` of the field `name`."""
-    return RequestError(f"{name} {what}.", name)
 
 
 def number(value: object, name: str) -> float:
@@ -99,7 +94,7 @@ def token_ids(values: object, name: str, unique: bool = True) -> list[int]:
 def biases(values: object) -> dict[int, float]:
     """Keys as integers, values clamped to what is allowed."""
     if not isinstance(values, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {values!r}.", "logit_bias")
+        raise wrong("logit_bias", f"must map token ids to numbers, got {values!r}")
     result, invalid = {}, []
     for key, value in values.items():
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.base.errors import ConfigError, OctavoError, RequestError, UnknownModel
+from octavo.base.errors import ConfigError, OctavoError, RequestError, UnknownModel, wrong
 from octavo.base.log import get_logger
 from octavo.config.gguf_adapter import SUFFIX, is_gguf, open_adapter
 from octavo.config.lora import CONFIG, read_module, read_peft
@@ -162,7 +162,7 @@ class ServedAdapters:
             )
         folder = Path(self._config.lora_folder, path)
         if "\0" in path or not self._is_inside(folder):
-            raise RequestError("lora_path must lie in the server's --lora-folder.", "lora_path")
+            raise wrong("lora_path", "must lie in the server's --lora-folder")
         return str(folder.resolve())
 
     def _is_inside(self, folder: Path) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.frontend.operator import Operator
 from octavo.serving.body import borrow, parse_body, read_body
 from octavo.serving.caller import Caller
@@ -198,7 +198,7 @@ def _read(name: str, given: list[str], kind: Any) -> Any:
         return msgspec.convert(given if kind == list[str] else given[-1], kind, strict=False)
     except msgspec.ValidationError:
         kinds = {bool: "true or false", int: "a whole number"}
-        raise RequestError(f"{name} must be {kinds[kind]}, got {given[-1][:20]!r}.", name) from None
+        raise wrong(name, f"must be {kinds[kind]}, got {given[-1][:20]!r}") from None
 
 
 _RESET = {"reset_running_requests": bool, "reset_connector": bool}

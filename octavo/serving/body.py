@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from octavo.base.errors import OctavoError, RequestError
+from octavo.base.errors import OctavoError, RequestError, wrong
 from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
@@ -132,7 +132,7 @@ def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     fields = translated(fields, known)
     for name in FIELDS.keys() & fields.keys():
         if FIELDS[name].is_refused and FIELDS[name].asks(fields[name]):
-            raise RequestError(f"{name} is not supported: {FIELDS[name].text}.", name)
+            raise wrong(name, f"is not supported: {FIELDS[name].text}")
     judge([name for name in fields if name not in known and name not in FIELDS], strict=strict)
     try:
         return msgspec.convert(with_numbers(fields, model), model, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
-from octavo.base.errors import EngineDead, RequestError, UnknownModel
+from octavo.base.errors import EngineDead, UnknownModel, wrong
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
@@ -101,9 +101,7 @@ class Engines:
         if scales is None:
             return lora, prompt
         if lora is not None:
-            raise RequestError(
-                f"lora is for requests to the base model, not to the adapter {model!r}.", "lora"
-            )
+            raise wrong("lora", f"is for requests to the base model, not to the adapter {model!r}")
         return self.adapters.sum_of(scales), prompt
 
     def of(self, model: str | None = None) -> AsyncLLM:

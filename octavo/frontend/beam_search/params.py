@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import RequestError, Unsupported, wrong
 from octavo.frontend.beam_search.rules import BeamRules, EarlyStopping
 from octavo.frontend.outputs.logprobs import PositionLogprobs
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
@@ -65,9 +65,8 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
-            raise RequestError(
-                f"beam_width must be an integer from 1 to {MAX_BEAM_WIDTH}, got {self.beam_width!r}.",
-                "beam_width",
+            raise wrong(
+                "beam_width", f"must be an integer from 1 to {MAX_BEAM_WIDTH}, got {self.beam_width!r}"
             )
         if self.watermarking is not None:
             raise Unsupported("watermarking is not supported: watermarks are not there yet.")
@@ -118,17 +117,15 @@ def check_beam_search(params: SamplingParams) -> None:
         _refuse_idle_options(params)
         return
     if not params.greedy:
-        raise RequestError(
-            f"temperature must be 0 when using beam search, got {params.temperature}.", "temperature"
-        )
+        raise wrong("temperature", f"must be 0 when using beam search, got {params.temperature}")
     _check_values(params)
     plain = SamplingParams(temperature=0.0)
     for name in params.__struct_fields__:
         if name not in _COMBINABLE and getattr(params, name) not in (getattr(plain, name), [], {}):
-            raise RequestError(
-                f"{name} cannot be used with beam search, which ranks the model's own logprobs: leave it "
-                "out, or sample with use_beam_search=False.",
+            raise wrong(
                 name,
+                "cannot be used with beam search, which ranks the model's own logprobs: leave it "
+                "out, or sample with use_beam_search=False",
             )
 
 
@@ -178,10 +175,9 @@ def _width(params: SamplingParams) -> int:
 def _refuse_idle_options(params: SamplingParams) -> None:
     for name, default in _OPTIONS.items():
         if getattr(params, name) != default:
-            raise RequestError(
-                f"{name} is not effective and must be the default value of {default!r} when not using beam "
-                "search.",
+            raise wrong(
                 name,
+                f"is not effective and must be the default value of {default!r} when not using beam search",
             )
 
 
@@ -192,24 +188,21 @@ def _check_values(params: SamplingParams) -> None:
             f"A beam search has at most {MAX_BEAM_WIDTH} beams (n, best_of), got {width}.", "best_of"
         )
     if not _is_number(params.length_penalty) or abs(params.length_penalty) > MAX_LENGTH_PENALTY:
-        raise RequestError(
-            f"length_penalty must be in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}], "
-            f"got {params.length_penalty!r}.",
+        raise wrong(
             "length_penalty",
+            f"must be in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}], got {params.length_penalty!r}",
         )
     if params.early_stopping is not True and params.early_stopping not in (False, "never"):
         raise RequestError(
             f'early_stopping must be True, False or "never", got {params.early_stopping!r}.', "early_stopping"
         )
     if type(groups) is not int or groups < 1 or width % groups:
-        raise RequestError(
-            f"num_beam_groups must be an integer that divides the beam width of {width}, got {groups!r}.",
-            "num_beam_groups",
+        raise wrong(
+            "num_beam_groups", f"must be an integer that divides the beam width of {width}, got {groups!r}"
         )
     if not _is_number(params.diversity_penalty) or params.diversity_penalty < 0:
-        raise RequestError(
-            f"diversity_penalty must be a finite number of at least 0, got {params.diversity_penalty!r}.",
-            "diversity_penalty",
+        raise wrong(
+            "diversity_penalty", f"must be a finite number of at least 0, got {params.diversity_penalty!r}"
         )
     if (groups > 1) != (params.diversity_penalty > 0):
         raise RequestError(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 
 _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _ZIP_MARK = b"PK\x03\x04"
@@ -37,10 +37,10 @@ def read_embeds(text: str, field: str = "prompt_embeds") -> Any:
         numbers = np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]])
         return _as_float32(tensor["dtype"], numbers.reshape(tensor["shape"]))
     except (ValueError, KeyError, SafetensorError) as error:
-        raise RequestError(
-            f"{field} must be base64 of a safetensors file with one tensor [num_tokens, hidden_size] of "
-            f"{', '.join(_TYPES)}, as safetensors.torch.save makes it, or of what torch.save makes of one.",
+        raise wrong(
             field,
+            "must be base64 of a safetensors file with one tensor [num_tokens, hidden_size] of "
+            f"{', '.join(_TYPES)}, as safetensors.torch.save makes it, or of what torch.save makes of one",
         ) from error
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 
 MODALITIES = ("image", "video", "audio")
 
@@ -38,7 +38,7 @@ def read_inputs(data: Any, uuids: Any, kwargs: Any) -> MediaInputs | None:
         ("mm_processor_kwargs", kwargs),
     ):
         if given is not None and not isinstance(given, Mapping):
-            raise RequestError(f"{name} must be a dict, got {type(given).__name__}.", name)
+            raise wrong(name, f"must be a dict, got {type(given).__name__}")
     items = {
         modality: (_videos if modality == "video" else _listed)(given)
         for modality, given in (data or {}).items()
@@ -58,7 +58,7 @@ def read_inputs(data: Any, uuids: Any, kwargs: Any) -> MediaInputs | None:
                 "multi_modal_uuids",
             )
         if not all(name is None or (isinstance(name, str) and name) for name in listed):
-            raise RequestError("multi_modal_uuids must hold non-empty strings, or None.", "multi_modal_uuids")
+            raise wrong("multi_modal_uuids", "must hold non-empty strings, or None")
     items = {modality: given for modality, given in items.items() if given}
     return MediaInputs(items, names, kwargs or {}) if items else None
 

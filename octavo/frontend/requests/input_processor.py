@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported
+from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported, wrong
 from octavo.config.engine import EngineConfig
 from octavo.config.kv_transfer import passes_on
 from octavo.config.model import NO_GENERATION_CONFIG
@@ -267,10 +267,9 @@ class InputProcessor:
         if keep is None:
             return ids
         if keep > self.max_model_len:
-            raise RequestError(
-                f"truncate_prompt_tokens must be at most {self.max_model_len}, the model's context, "
-                f"got {keep}.",
+            raise wrong(
                 "truncate_prompt_tokens",
+                f"must be at most {self.max_model_len}, the model's context, got {keep}",
             )
         if keep == -1:
             keep = max(1, self.max_model_len - (params.max_tokens or 1))
@@ -283,10 +282,10 @@ class InputProcessor:
         if len(ids) > (most or self.max_model_len - 1):
             raise self._too_long(str(len(ids)))
         if (room := self.max_model_len - len(ids)) < max_output_tokens:
-            raise RequestError(
-                f"max_tokens must be at most {room} here, got {max_output_tokens}: of the context of "
-                f"{self.max_model_len} tokens the prompt takes {len(ids)}. Leave it out to use what is left.",
+            raise wrong(
                 "max_tokens",
+                f"must be at most {room} here, got {max_output_tokens}: of the context of "
+                f"{self.max_model_len} tokens the prompt takes {len(ids)}. Leave it out to use what is left",
             )
         vocab_size = self._limits.vocab_size
         low, high = min(ids), max(ids)

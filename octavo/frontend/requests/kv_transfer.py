@@ -7,7 +7,7 @@ engine that goes on must carry.
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.messages.request import KVSource
 
 _NAME = "kv_transfer_params"
@@ -19,14 +19,12 @@ def read_transfer(params: Mapping[str, Any], has_connector: bool) -> tuple[KVSou
     has_connector: the engine passes on keys and values over TCP. Raises RequestError.
     """
     if not isinstance(params, Mapping):
-        raise RequestError(f"{_NAME} must be an object, got {params!r}.", _NAME)
+        raise wrong(_NAME, f"must be an object, got {params!r}")
     fetches, passes_on = (params.get(name, False) for name in ("do_remote_prefill", "do_remote_decode"))
     if not isinstance(fetches, bool) or not isinstance(passes_on, bool):
         raise RequestError(f"{_NAME}: do_remote_prefill and do_remote_decode are true or false.", _NAME)
     if (fetches or passes_on) and not has_connector:
-        raise RequestError(
-            f"{_NAME} needs an engine with kv_transfer_config={{'kv_connector': 'TCPConnector', …}}.", _NAME
-        )
+        raise wrong(_NAME, "needs an engine with kv_transfer_config={'kv_connector': 'TCPConnector', …}")
     if not fetches:
         return None, passes_on
     host, port = params.get("remote_host"), params.get("remote_port")

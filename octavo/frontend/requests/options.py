@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.config.speculative import MAX_DRAFTS
 from octavo.messages import sampling_values as read
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
@@ -45,13 +45,9 @@ class TokenizationOptions:
         parsed = cls(**(options or {}))
         keep = parsed.truncate_prompt_tokens
         if keep is not None and (type(keep) is not int or keep < 1) and keep != -1:
-            raise RequestError(
-                f"truncate_prompt_tokens must be -1 or at least 1, got {keep!r}.", "truncate_prompt_tokens"
-            )
+            raise wrong("truncate_prompt_tokens", f"must be -1 or at least 1, got {keep!r}")
         if parsed.truncation_side not in get_args(Side):
-            raise RequestError(
-                f"truncation_side must be left or right, got {parsed.truncation_side!r}.", "truncation_side"
-            )
+            raise wrong("truncation_side", f"must be left or right, got {parsed.truncation_side!r}")
         return parsed
 
 
@@ -117,24 +113,22 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
-            raise RequestError(f"priority must be an integer of 32 bits, got {self.priority!r}.", "priority")
+            raise wrong("priority", f"must be an integer of 32 bits, got {self.priority!r}")
         if not isinstance(self.tenant, str) or not self.tenant.isprintable():
-            raise RequestError(f"tenant must be a printable string, got {self.tenant!r}.", "tenant")
+            raise wrong("tenant", f"must be a printable string, got {self.tenant!r}")
         if not isinstance(self.lora_request, LoRARequest | LoRASum | None):
-            raise RequestError(
-                f"lora_request must be a LoRARequest or a LoRASum, got {type(self.lora_request).__name__}.",
-                "lora_request",
+            raise wrong(
+                "lora_request", f"must be a LoRARequest or a LoRASum, got {type(self.lora_request).__name__}"
             )
         if not isinstance(self.prompt_adapter_request, PromptAdapterRequest | None):
-            raise RequestError(
-                "prompt_adapter_request must be a PromptAdapterRequest, got "
-                f"{type(self.prompt_adapter_request).__name__}.",
+            raise wrong(
                 "prompt_adapter_request",
+                f"must be a PromptAdapterRequest, got {type(self.prompt_adapter_request).__name__}",
             )
         if not isinstance(self.in_bulk, bool):
-            raise RequestError(f"in_bulk must be True or False, got {self.in_bulk!r}.", "in_bulk")
+            raise wrong("in_bulk", f"must be True or False, got {self.in_bulk!r}")
         if self.deadline_s is not None and read.number(self.deadline_s, "deadline_s") <= 0:
-            raise RequestError(f"deadline_s must be greater than zero, got {self.deadline_s}.", "deadline_s")
+            raise wrong("deadline_s", f"must be greater than zero, got {self.deadline_s}")
 
     @classmethod
     def parse(cls, keywords: RequestKeywords, arrival_s: float | None = None) -> "RequestOptions":
@@ -186,19 +180,15 @@ class RequestOptions:
 def read_retention(seconds: object, priority: object, num_tokens: object = None) -> Retention | None:
     """Return what the keywords ask for; None for nothing. Raises RequestError."""
     if num_tokens is not None and (type(num_tokens) is not int or num_tokens < 0):
-        raise RequestError(
-            f"retention_tokens must be a whole number of tokens, got {num_tokens!r}.", "retention_tokens"
-        )
+        raise wrong("retention_tokens", f"must be a whole number of tokens, got {num_tokens!r}")
     if seconds is None and priority is None:
         return None
     seconds = DEFAULT_RETENTION_S if seconds is None else read.number(seconds, "retention_s")
     if not 0 < seconds < inf:
-        raise RequestError(f"retention_s must be greater than zero and finite, got {seconds}.", "retention_s")
+        raise wrong("retention_s", f"must be greater than zero and finite, got {seconds}")
     priority = 0 if priority is None else priority
     if type(priority) is not int or not 0 <= priority <= 99:
-        raise RequestError(
-            f"prefix_priority must be a whole number from 0 to 99, got {priority!r}.", "prefix_priority"
-        )
+        raise wrong("prefix_priority", f"must be a whole number from 0 to 99, got {priority!r}")
     return Retention(float(seconds), priority, num_tokens=num_tokens)
 
 
@@ -211,7 +201,7 @@ def _max_drafts(given: object) -> int | None:
     count = given.get("num_tokens") if isinstance(given, Mapping) and len(given) == 1 else None
     if type(count) is not int or not 0 <= count <= MAX_DRAFTS:
         allowed = f'true, false, or {{"num_tokens": N}} with N from 0 to {MAX_DRAFTS}'
-        raise RequestError(f"speculative must be {allowed}, got {given!r}.", "speculative")
+        raise wrong("speculative", f"must be {allowed}, got {given!r}")
     return count
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.config.pooling import PoolingConfig
 from octavo.frontend.requests.options import TokenizationOptions
@@ -73,7 +73,7 @@ def _check_dimensions(asked: int, config: EngineConfig) -> None:
     pooling, name = config.pooling, config.served_names[0]
     assert pooling is not None
     if not pooling.is_embedder:
-        raise RequestError("dimensions is for embeddings; this model has labels.", "dimensions")
+        raise wrong("dimensions", "is for embeddings; this model has labels")
     if asked == pooling.embedding_size:
         return
     if pooling.dimensions is None:

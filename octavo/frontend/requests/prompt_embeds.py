@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.frontend.requests.options import TokenizationOptions
 from octavo.messages.request import PromptEmbeds
@@ -56,10 +56,7 @@ def placeholder_ids(embeds: ReadEmbeds, config: EngineConfig, options: Tokenizat
             _NAME,
         )
     if options.truncate_prompt_tokens is not None:
-        raise RequestError(
-            "truncate_prompt_tokens does not apply to prompt_embeds: give fewer rows.",
-            "truncate_prompt_tokens",
-        )
+        raise wrong("truncate_prompt_tokens", "does not apply to prompt_embeds: give fewer rows")
     return [0] * embeds.num_tokens
 
 

@@ -5,7 +5,7 @@ prompt position but the first: the token itself and its most likely alternatives
 then the position's candidates. The entry of a position that was found in the prefix cache is empty.
 """
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.frontend.outputs.logprobs import LogprobSpeller, PromptLogprobs, kept_logprobs
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import TokenLogprobs
@@ -18,26 +18,24 @@ def check_prompt_scoring(
     """What of the prompt is to be scored, or told, must be there. Raises RequestError."""
     if params.routed_experts_prompt_start > num_tokens:
         name, given = "routed_experts_prompt_start", params.routed_experts_prompt_start
-        raise RequestError(f"{name} must be between 0 and {num_tokens}, got {given}.", name)
+        raise wrong(name, f"must be between 0 and {num_tokens}, got {given}")
     candidates, start = params.prompt_candidates, params.prompt_logprob_start
     if given_as_embeds and (candidates or params.prompt_logprobs is not None):
         name = "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"
-        raise RequestError(f"{name} is not compatible with prompt embeds: they have no tokens.", name)
+        raise wrong(name, "is not compatible with prompt embeds: they have no tokens")
     if is_soft and candidates:
         name = "prompt_logprob_token_ids"
-        raise RequestError(f"{name} is not for requests with a prompt adapter: use prompt_logprobs.", name)
+        raise wrong(name, "is not for requests with a prompt adapter: use prompt_logprobs")
     num_scored = num_tokens - 1 - start
     if candidates and num_scored < 1:
-        raise RequestError(
-            f"prompt_logprob_start must be less than {num_tokens - 1} for a prompt of {num_tokens} tokens, "
-            f"got {start}.",
+        raise wrong(
             "prompt_logprob_start",
+            f"must be less than {num_tokens - 1} for a prompt of {num_tokens} tokens, got {start}",
         )
     if len(candidates) > 1 and len(candidates) != num_scored:
-        raise RequestError(
-            f"prompt_logprob_token_ids must be one list, or one for each of the {num_scored} scored "
-            f"positions, got {len(candidates)}.",
+        raise wrong(
             "prompt_logprob_token_ids",
+            f"must be one list, or one for each of the {num_scored} scored positions, got {len(candidates)}",
         )
 
 

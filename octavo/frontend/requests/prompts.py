@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.media.inputs import MediaInputs, read_inputs
 from octavo.frontend.requests.prompt_embeds import ReadEmbeds, read_prompt_embeds
 from octavo.messages.media import MediaItem, Source
@@ -103,9 +103,9 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
     if text is None and ids is None and embeds is None:
         raise RequestError("Either prompt or prompt_token_ids must be provided.", "prompt")
     if text is not None and not isinstance(text, str):
-        raise RequestError(f"prompt must be a string, got {type(text).__name__}.", "prompt")
+        raise wrong("prompt", f"must be a string, got {type(text).__name__}")
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise RequestError("cache_salt must be a non-empty string if provided.", "cache_salt")
+        raise wrong("cache_salt", "must be a non-empty string if provided")
     return ParsedPrompt(
         text,
         None if ids is None else _token_ids(ids),
@@ -131,14 +131,14 @@ def _around_of(prompt: Mapping[str, Any]) -> tuple[str, str] | None:
     if given is None:
         return None
     if not isinstance(given, tuple | list) or [type(text) for text in given] != [str, str]:
-        raise RequestError("around must be two texts.", "around")
+        raise wrong("around", "must be two texts")
     return given[0], given[1]
 
 
 def _text_of(prompt: Mapping[str, Any], name: str) -> str | None:
     value = prompt.get(name)
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"{name} must be a string, got {type(value).__name__}.", name)
+        raise wrong(name, f"must be a string, got {type(value).__name__}")
     return value
 
 
@@ -178,4 +178,4 @@ def _token_ids(ids: Any) -> list[int]:
             raise TypeError
         return [operator.index(i) for i in listed]
     except TypeError:
-        raise RequestError("prompt_token_ids must hold integers only.", "prompt_token_ids") from None
+        raise wrong("prompt_token_ids", "must hold integers only") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from octavo.base.errors import OctavoError, RequestError, Unsupported
+from octavo.base.errors import OctavoError, RequestError, Unsupported, wrong
 from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
 from octavo.frontend.requests.conversation import ChatRenderer
@@ -93,9 +93,7 @@ class SamplingLimits:
         self._in_vocab(params.forbidden_token_ids, "forbidden_token_ids")
         allowed = range(self.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
         if params.forbidden_token_ids and set(params.forbidden_token_ids).issuperset(allowed):
-            raise RequestError(
-                "forbidden_token_ids leaves no token that may be chosen.", "forbidden_token_ids"
-            )
+            raise wrong("forbidden_token_ids", "leaves no token that may be chosen")
 
     def _in_vocab(self, ids: Iterable[int] | None, name: str) -> None:
         outside = [i for i in ids or () if not 0 <= i < self.vocab_size]
@@ -108,8 +106,8 @@ class SamplingLimits:
 
     def _check_strings(self, params: SamplingParams) -> None:
         if len(params.stop_strings) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop_strings)}.", "stop"
+            raise wrong(
+                "stop", f"may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop_strings)}"
             )
         if (longest := max(map(len, params.stop_strings), default=0)) > MAX_STOP_CHARS:
             raise RequestError(
@@ -117,9 +115,7 @@ class SamplingLimits:
             )
         if self.tokenizer is None and (params.stop_strings or params.bad_words):
             name = "stop" if params.stop_strings else "bad_words"
-            raise RequestError(
-                f"{name} needs the tokenizer, which skip_tokenizer_init=True left out: give token ids.", name
-            )
+            raise wrong(name, "needs the tokenizer, which skip_tokenizer_init=True left out: give token ids")
 
     def _check_processors(self, params: SamplingParams) -> None:
         if params.logits_processors and not self.takes_functions:
@@ -141,10 +137,10 @@ class SamplingLimits:
         if params.thinking_token_budget is None:
             return None
         if self.thinking_tags is None:
-            raise RequestError(
-                f"{name} needs a model that marks its reasoning, and the parser of its marks. This chat "
-                "template shows none: start the engine with reasoning_parser, or leave the budget out.",
+            raise wrong(
                 name,
+                "needs a model that marks its reasoning, and the parser of its marks. This chat "
+                "template shows none: start the engine with reasoning_parser, or leave the budget out",
             )
         form = params.structured_outputs
         if form is not None and not form.after_reasoning:
@@ -159,9 +155,7 @@ class SamplingLimits:
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         assert self.tokenizer is not None  # checked with the strings
         if len(words) > MAX_BAD_WORDS:
-            raise RequestError(
-                f"bad_words may hold at most {MAX_BAD_WORDS} words, got {len(words)}.", "bad_words"
-            )
+            raise wrong("bad_words", f"may hold at most {MAX_BAD_WORDS} words, got {len(words)}")
         sequences: list[list[int]] = []
         for word in words:
             plain = self.tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
@@ -173,7 +167,5 @@ class SamplingLimits:
                 sequences.append(spaced)
         self._in_vocab((i for ids in sequences for i in ids), "bad_words")
         if sum(map(len, sequences)) > MAX_BAD_WORD_TOKENS:
-            raise RequestError(
-                f"bad_words may hold at most {MAX_BAD_WORD_TOKENS} tokens together.", "bad_words"
-            )
+            raise wrong("bad_words", f"may hold at most {MAX_BAD_WORD_TOKENS} tokens together")
         return [ids for ids in sequences if ids]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.config.pair_templates import PAIR_TEMPLATES
 from octavo.frontend.requests.prompts import PromptType, TextPrompt
@@ -30,7 +30,7 @@ def pair_up(first: Any, second: Any) -> list[tuple[str, str]]:
 def _texts(given: Any, name: str) -> list[str]:
     listed = [given] if isinstance(given, str) else given
     if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
-        raise RequestError(f"{name} must be a text or a list of texts.", name)
+        raise wrong(name, "must be a text or a list of texts")
     return list(listed)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from octavo.base.errors import PromptTooLong, RequestError
+from octavo.base.errors import PromptTooLong, RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import RequestOptions, TokenizationOptions
@@ -41,10 +41,10 @@ class Sources:
         """Return the prompt of the decoder, as ids, with its source. Raises RequestError."""
         if not self.is_needed:
             if prompt.encoder is not None:
-                raise RequestError(
-                    f"encoder_prompt is for encoder-decoder models; {self._architecture} has no encoder: "
-                    "give prompt or prompt_token_ids.",
+                raise wrong(
                     "encoder_prompt",
+                    f"is for encoder-decoder models; {self._architecture} has no encoder: "
+                    "give prompt or prompt_token_ids",
                 )
             return prompt
         if prompt.embeds is not None or options.prompt_adapter_request is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import jinja2
 
 from octavo.base import faults
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.text.sandbox import SANDBOX, RenderError, rendered
 from octavo.frontend.text.template_process import TemplateProcess
 from octavo.frontend.text.template_traits import TemplateTraits
@@ -135,9 +135,8 @@ def compiled_template(source: str) -> ChatTemplate:
 def _check_extra(extra: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """What the template reads of `extra`; the rest would have no effect."""
     if taken := sorted(_RESERVED & extra.keys()):
-        raise RequestError(
-            f"chat_template_kwargs may not set {', '.join(taken)}: give the argument of that name instead.",
-            "chat_template_kwargs",
+        raise wrong(
+            "chat_template_kwargs", f"may not set {', '.join(taken)}: give the argument of that name instead"
         )
     plain = {name: _plain(value, "chat_template_kwargs") for name, value in extra.items()}
     return {name: plain[name] for name in plain.keys() & known}
@@ -246,8 +245,8 @@ def _cut_at_mark(text: str) -> str:
     """`text` up to the mark; when the template trims content, the spaces before the mark go too."""
     before, found, after = text.rpartition(_MARK)
     if not found:
-        raise RequestError(
-            "continue_final_message is set, but the chat template does not print the last message's content.",
+        raise wrong(
             "continue_final_message",
+            "is set, but the chat template does not print the last message's content",
         )
     return before if after.startswith(" ") else before.rstrip()

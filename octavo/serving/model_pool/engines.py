@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
-from octavo.base.errors import EngineDead, Overloaded, RequestError
+from octavo.base.errors import EngineDead, Overloaded, wrong
 from octavo.base.free_memory import free_bytes
 from octavo.config.served_models import ServedModels
 from octavo.frontend.async_engine import AsyncLLM, OnCrash
@@ -47,7 +47,7 @@ class PooledEngines(Engines):
 
     def adapter_of(self, model: str, scales: Iterable[LoRAScale] | None) -> tuple[None, None]:
         if scales is not None:
-            raise RequestError("lora is for servers of one model: leave it out.", "lora")
+            raise wrong("lora", "is for servers of one model: leave it out")
         return None, None
 
     def of(self, model: str | None = None) -> AsyncLLM:

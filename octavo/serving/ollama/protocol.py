@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from octavo.base.duration import seconds_of
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.serving.openai.answers import TokenLogprob
 from octavo.serving.openai.protocol import Positive
 
@@ -70,9 +70,9 @@ class OllamaGenerate(WritingFields, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.context:
-            raise RequestError("context is not supported: send the conversation to /api/chat.", "context")
+            raise wrong("context", "is not supported: send the conversation to /api/chat")
         if self.template:
-            raise RequestError("template is not supported: give the server a --chat-template.", "template")
+            raise wrong("template", "is not supported: give the server a --chat-template")
 
     @property
     def needs_model(self) -> bool:
@@ -227,7 +227,7 @@ def content_of(text: Any, images: Any) -> Any:
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise RequestError("images must be a list of base64 texts.", "images")
+        raise wrong("images", "must be a list of base64 texts")
     urls = [{"url": f"data:image/x;base64,{image}"} for image in images]
     return [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": text}]
 

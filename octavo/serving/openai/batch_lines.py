@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 from starlette.responses import Response
 
-from octavo.base.errors import EngineDead, Overloaded, RequestError
+from octavo.base.errors import EngineDead, Overloaded, RequestError, wrong
 from octavo.serving.body import parse_aside, parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import error_body, http_error
@@ -141,9 +141,7 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
 async def _content(caller: Caller, line: BatchLine) -> bytes:
     """The answer as JSON."""
     if line.url not in (*ENDPOINTS, *POOLING):
-        raise RequestError(
-            f"url must be {' or '.join((*ENDPOINTS, *POOLING))}, got {line.url[:100]!r}.", "url"
-        )
+        raise wrong("url", f"must be {' or '.join((*ENDPOINTS, *POOLING))}, got {line.url[:100]!r}")
     if line.url in POOLING and caller.engines.only() is not None:
         check_pooling(caller, line.url)
     model, _ = (ENDPOINTS | POOLING)[line.url]

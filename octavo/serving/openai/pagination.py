@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import json_response
 from octavo.serving.store.transaction import Document, Kind
@@ -48,9 +48,9 @@ class PageQuery:
         given = request.query_params
         limit, order = given.get("limit", str(default)), given.get("order", "desc")
         if not (limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= most):
-            raise RequestError(f"limit must be a number from 1 to {most}, got {limit[:20]!r}.", "limit")
+            raise wrong("limit", f"must be a number from 1 to {most}, got {limit[:20]!r}")
         if order not in ("asc", "desc"):
-            raise RequestError(f"order must be asc or desc, got {order[:20]!r}.", "order")
+            raise wrong("order", f"must be asc or desc, got {order[:20]!r}")
         return cls(int(limit), given.get("after", ""), order == "desc")
 
     async def documents(

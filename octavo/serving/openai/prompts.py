@@ -6,7 +6,7 @@ Called by the routes of completions and tokenization. Cheap checks only: the inp
 import re
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.media.embeds_file import read_embeds
 from octavo.frontend.requests.prompts import PromptType
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def prompts_of(request: CompletionRequest, tokenizer: Tokenizer | None) -> list[
     if request.prompt:
         raise RequestError("Give prompt or prompt_embeds, not both.", "prompt_embeds")
     if request.echo:
-        raise RequestError("echo has nothing to show of prompt_embeds.", "echo")
+        raise wrong("echo", "has nothing to show of prompt_embeds")
     files = request.prompt_embeds
     return [{"prompt_embeds": read_embeds(file)} for file in ([files] if isinstance(files, str) else files)]
 
@@ -52,10 +52,10 @@ def one_or_several(given: Any, field: str, most: int) -> list[PromptType]:
     if kinds == {int}:
         return [given]
     if kinds in ({str}, {list}) and len(given) > most:
-        raise RequestError(f"{field} may hold at most {most} prompts, got {len(given)}.", field)
+        raise wrong(field, f"may hold at most {most} prompts, got {len(given)}")
     if kinds == {str} or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in given)):
         return list(given)
-    raise RequestError(f"{field} must be {_FORMS}, none of them empty.", field)
+    raise wrong(field, f"must be {_FORMS}, none of them empty")
 
 
 def infilled(prefix: object, suffix: str, tokenizer: Tokenizer | None) -> str:
@@ -69,5 +69,5 @@ def infilled(prefix: object, suffix: str, tokenizer: Tokenizer | None) -> str:
             "suffix",
         )
     if not isinstance(prefix, str):
-        raise RequestError("suffix goes with a prompt that is one text.", "suffix")
+        raise wrong("suffix", "goes with a prompt that is one text")
     return form.format(prefix=prefix, suffix=suffix)

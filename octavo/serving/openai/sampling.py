@@ -7,7 +7,7 @@ Several answers of a model that is greedy by recommendation are sampled at tempe
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import wrong
 from octavo.frontend.requests.response_format import FIELDS, structured_outputs_of
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, GenerateRequest, SamplingFields
@@ -64,19 +64,19 @@ def _asked_tokens(request: SamplingFields) -> int | None:
 
 def _check_together(request: SamplingFields) -> None:
     if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options can only be set when stream is true.", "stream_options")
+        raise wrong("stream_options", "can only be set when stream is true")
     if request.logprob_token_ids is not None and request.use_beam_search:
-        raise RequestError("logprob_token_ids do not go with beam search.", "logprob_token_ids")
+        raise wrong("logprob_token_ids", "do not go with beam search")
     if request.prompt_logprobs is not None and request.stream:
-        raise RequestError("prompt_logprobs are not available when stream is true.", "prompt_logprobs")
+        raise wrong("prompt_logprobs", "are not available when stream is true")
 
 
 def _of_completion(request: CompletionRequest) -> dict[str, Any]:
     max_tokens = request.max_tokens
     if max_tokens == 0 and not request.echo:
-        raise RequestError("max_tokens must be at least 1; 0 needs echo, to score the prompt.", "max_tokens")
+        raise wrong("max_tokens", "must be at least 1; 0 needs echo, to score the prompt")
     if max_tokens == 0 and request.logprob_token_ids is not None:
-        raise RequestError("logprob_token_ids need max_tokens of 1 at least.", "logprob_token_ids")
+        raise wrong("logprob_token_ids", "need max_tokens of 1 at least")
     prompt_logprobs = request.prompt_logprobs
     if request.echo and prompt_logprobs is None:
         prompt_logprobs = request.logprobs
@@ -92,7 +92,7 @@ def _of_completion(request: CompletionRequest) -> dict[str, Any]:
 
 def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
     if request.top_logprobs is not None and not request.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+        raise wrong("top_logprobs", "needs logprobs to be true")
     max_tokens = _asked_tokens(request)
     return {
         "max_tokens": recommended if max_tokens is None else max_tokens,

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import RequestError, Unsupported, wrong
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.body import borrow, read_body
 from octavo.serving.caller import Caller
@@ -60,7 +60,7 @@ async def detokenize(request: Request) -> Response:
     caller = caller.asking(body.model)
     tokenizer, size = _tokenizer(caller), caller.engine.config.checkpoint.vocab_size
     if len(body.tokens) > MAX_TOKENS:
-        raise RequestError(f"tokens may hold {MAX_TOKENS} ids, got {len(body.tokens)}.", "tokens")
+        raise wrong("tokens", f"may hold {MAX_TOKENS} ids, got {len(body.tokens)}")
     if body.tokens and max(body.tokens) >= size:
         raise RequestError(f"Token id {max(body.tokens)} is out of vocabulary (0 to {size - 1}).", "tokens")
     with caller.engine.reserve():

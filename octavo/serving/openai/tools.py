@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.parsers.answer import AnswerParser
 from octavo.frontend.parsers.call_object import NamedCallParser, RequiredCallsParser
 from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
@@ -55,10 +55,7 @@ class ToolUse:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool.function.name == choice.function.name]
             if not tools:
-                raise RequestError(
-                    f"tool_choice names {choice.function.name!r}, which is not among the tools.",
-                    "tool_choice",
-                )
+                raise wrong("tool_choice", f"names {choice.function.name!r}, which is not among the tools")
             mode = "named"
         elif choice == "required" and not tools:
             raise RequestError("tool_choice required needs tools.", "tool_choice")

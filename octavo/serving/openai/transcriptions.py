@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.speech.fallback import Fallback
 from octavo.frontend.speech.model import Task
 from octavo.frontend.speech.segments import Segment, srt, vtt
@@ -271,11 +271,9 @@ def _check(fields: TranscriptionFields, task: Task) -> None:
             f"{fields.response_format} format doesn't support streaming case: use json or text.", "stream"
         )
     if fields.timestamp_granularities and fields.response_format != "verbose_json":
-        raise RequestError(
-            "timestamp_granularities need response_format=verbose_json.", "timestamp_granularities"
-        )
+        raise wrong("timestamp_granularities", "need response_format=verbose_json")
     if fields.to_language not in (None, "en") or (fields.to_language and task == "transcribe"):
-        raise RequestError("to_language must be en, of a translation.", "to_language")
+        raise wrong("to_language", "must be en, of a translation")
     if fields.chunking_strategy not in (None, "auto"):
         raise RequestError('chunking_strategy must be "auto".', "chunking_strategy")
 

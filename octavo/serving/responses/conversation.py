@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.serving.foreign_fields import note_once
 from octavo.serving.openai.protocol import (
     ChatRequest,
@@ -68,7 +68,7 @@ def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
 def _refuse(body: CreateResponse) -> None:
     for name, instead in _REFUSED.items():
         if getattr(body, name):
-            raise RequestError(f"{name} is not supported: {instead}.", name)
+            raise wrong(name, f"is not supported: {instead}")
     for name in ("n", "best_of"):
         if getattr(body, name) not in (None, 1):
             raise RequestError(f"A response is one answer: {name} must be 1.", name)

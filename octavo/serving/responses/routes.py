@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
@@ -143,7 +143,7 @@ def _starting_after(request: Request) -> int:
     try:
         return max(-1, int(given))
     except ValueError:
-        raise RequestError("starting_after must be the number of an event.", "starting_after") from None
+        raise wrong("starting_after", "must be the number of an event") from None
 
 
 async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> None:
