@@ -20,31 +20,23 @@ from octavo.base.registry import load_plugins
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.engine.structured import BACKENDS
 from octavo.engine.structured.interface import Backend
-from octavo.messages.structured import (
-    CHECK_PIPE,
-    VERDICT_PIPE,
-    Check,
-    CheckerAnswer,
-    CheckerReady,
-    Verdict,
-    Vocabulary,
-)
+from octavo.messages import structured
 
 logger = log.get_logger(__name__)
 _MEMORY_BYTES = 1 << 30
 """On top of what the process has when it is ready."""
 
 
-def judge(backend: Backend[Any], check: Check) -> Verdict:
+def judge(backend: Backend[Any], check: structured.Check) -> structured.Verdict:
     """Compile one grammar."""
     try:
         grammar = backend.translate(check.params)
         backend.compile(grammar)
     except RequestError as error:
-        return Verdict(error=str(error))
+        return structured.Verdict(error=str(error))
     except (MemoryError, RecursionError) as error:
-        return Verdict(error=f"The grammar is too large: {type(error).__name__}.")
-    return Verdict(grammar)
+        return structured.Verdict(error=f"The grammar is too large: {type(error).__name__}.")
+    return structured.Verdict(grammar)
 
 
 def main(arguments: list[str]) -> int:
@@ -55,12 +47,12 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.setup("checker")
     load_plugins()
-    content = msgspec.msgpack.decode(Path(vocabulary).read_bytes(), type=Vocabulary)
+    content = msgspec.msgpack.decode(Path(vocabulary).read_bytes(), type=structured.Vocabulary)
     backend = BACKENDS.load(backend_name)(content)
-    checks: Receiver[Check] = Receiver(mailbox.address(CHECK_PIPE), Check)
-    answers: Sender[CheckerAnswer] = Sender(mailbox.address(VERDICT_PIPE))
+    checks: Receiver[structured.Check] = Receiver(mailbox.address(structured.CHECK_PIPE), structured.Check)
+    answers: Sender[structured.CheckerAnswer] = Sender(mailbox.address(structured.VERDICT_PIPE))
     limit_memory(_MEMORY_BYTES, further=True)
-    answers.send(CheckerReady())
+    answers.send(structured.CheckerReady())
     while True:
         check = checks.receive()
         if check is not None:

@@ -12,17 +12,9 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.norm import make_norm
+from octavo.runtime.models import encoder_decoder
 from octavo.runtime.models.arch import Arch, Config, size_of
 from octavo.runtime.models.decoder import LAYERS
-from octavo.runtime.models.encoder_decoder import (
-    EncoderDecoder,
-    Features,
-    SourceArch,
-    SourceEncoder,
-    read_side,
-    run_encoder,
-    side_weights,
-)
 from octavo.runtime.models.vision import full_batch
 from octavo.runtime.models.weights import WeightMap, to
 
@@ -30,12 +22,12 @@ _OFFSET = 2
 """Of positions, in their table."""
 
 
-class BartEncoder(SourceEncoder):
+class BartEncoder(encoder_decoder.SourceEncoder):
     """Shares the decoder's token embedding."""
 
     look_up: Callable[[Tensor, float], Tensor]
 
-    def __init__(self, arch: SourceArch, build: BuildContext) -> None:
+    def __init__(self, arch: encoder_decoder.SourceArch, build: BuildContext) -> None:
         super().__init__()
         body, size, rows = arch.encoder, arch.hidden_size, arch.num_source_tokens + _OFFSET
         self._scale = body.embedding_scale
@@ -46,16 +38,16 @@ class BartEncoder(SourceEncoder):
             layer(body, build.at(f"blocks.{i}"), i, None) for i in range(len(body.layers))
         )
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def encode(self, items: Sequence[encoder_decoder.Features]) -> list[Tensor]:
         """See SourceEncoder. items: with `input_ids`, [S] int64"""
         texts = [item["input_ids"] for item in items]
         lengths = [len(text) for text in texts]
         batch = full_batch(lengths, texts[0].device)
         x = self.look_up(torch.cat(texts), self._scale) + self.embed_positions(batch.positions + _OFFSET)
-        return list(torch.split(run_encoder(self.blocks, self.embed_norm(x), batch), lengths))
+        return list(torch.split(encoder_decoder.run_encoder(self.blocks, self.embed_norm(x), batch), lengths))
 
 
-class Bart(EncoderDecoder):
+class Bart(encoder_decoder.EncoderDecoder):
     """Takes a SourceArch whose layers are normalised."""
 
     ENCODER = BartEncoder
@@ -67,8 +59,8 @@ class Bart(EncoderDecoder):
             "decoder.embed_positions": to("embed_positions"),
             "decoder.layernorm_embedding": to("embed_norm"),
             "lm_head": to("lm_head"),
-            **side_weights("encoder"),
-            **side_weights("decoder"),
+            **encoder_decoder.side_weights("encoder"),
+            **encoder_decoder.side_weights("decoder"),
         },
         prefix="model.",
         ignored=(r"^final_logits_bias$", r"^(model\.)?(encoder|decoder)\.embed_tokens\."),
@@ -84,9 +76,11 @@ class Bart(EncoderDecoder):
     def arch_from_hf(config: Config) -> Arch:
         config = {"activation_function": "gelu"} | config
         length = size_of(config, "max_position_embeddings", 1024)
-        return SourceArch(
-            **read_side(config, "decoder", residual="normalised", final_norm=False),
-            encoder=Arch(**read_side(config, "encoder", residual="normalised", final_norm=False)),
+        return encoder_decoder.SourceArch(
+            **encoder_decoder.read_side(config, "decoder", residual="normalised", final_norm=False),
+            encoder=Arch(
+                **encoder_decoder.read_side(config, "encoder", residual="normalised", final_norm=False)
+            ),
             num_source_tokens=length,
             num_learned_positions=length + _OFFSET,
         )

@@ -18,15 +18,9 @@ from octavo.runtime.layers.distance_bias import BUCKETS, DistanceBias
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch, make_norm
 from octavo.runtime.layers.self_attention import HeadsArch
+from octavo.runtime.models import encoder_decoder
 from octavo.runtime.models.arch import Arch, Config, LayerArch, expect, size_of
 from octavo.runtime.models.decoder import DecoderLayer
-from octavo.runtime.models.encoder_decoder import (
-    EncoderDecoder,
-    Features,
-    SourceArch,
-    SourceEncoder,
-    run_encoder,
-)
 from octavo.runtime.models.vision import full_batch
 from octavo.runtime.models.weights import Target, WeightMap, to
 
@@ -39,12 +33,12 @@ _FEED_FORWARDS = {
 """By feed_forward_proj: activation, and whether there is a gate."""
 
 
-class T5Encoder(SourceEncoder):
+class T5Encoder(encoder_decoder.SourceEncoder):
     """Shares the decoder's token embedding."""
 
     look_up: Callable[[Tensor], Tensor]
 
-    def __init__(self, arch: SourceArch, build: BuildContext) -> None:
+    def __init__(self, arch: encoder_decoder.SourceArch, build: BuildContext) -> None:
         super().__init__()
         body = arch.encoder
         self.distances = DistanceBias(build.at("distances"), _num_heads(body))
@@ -53,13 +47,13 @@ class T5Encoder(SourceEncoder):
         )
         self.norm = make_norm(body.norm, build.at("norm"), arch.hidden_size)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def encode(self, items: Sequence[encoder_decoder.Features]) -> list[Tensor]:
         """See SourceEncoder. items: with `input_ids`, [S] int64"""
         texts = [item["input_ids"] for item in items]
         lengths = [len(text) for text in texts]
         batch = full_batch(lengths, texts[0].device)
         self.distances.add_to(batch)
-        hidden = self.norm(run_encoder(self.blocks, self.look_up(torch.cat(texts)), batch))
+        hidden = self.norm(encoder_decoder.run_encoder(self.blocks, self.look_up(torch.cat(texts)), batch))
         return list(torch.split(hidden, lengths))
 
 
@@ -88,7 +82,7 @@ def _block_weights(side: str, ours: str, feed_forward: int) -> dict[str, Target]
     }
 
 
-class T5(EncoderDecoder):
+class T5(encoder_decoder.EncoderDecoder):
     """T5, its version 1.1, and FLAN-T5."""
 
     ENCODER = T5Encoder
@@ -126,7 +120,7 @@ class T5(EncoderDecoder):
         num_layers = size_of(config, "num_layers", 6)
         is_tied = bool(config.get("tie_word_embeddings", True))
         scales = bool(config.get("scale_decoder_outputs", is_tied))
-        return SourceArch(
+        return encoder_decoder.SourceArch(
             **_read_side(config, size_of(config, "num_decoder_layers", num_layers), is_causal=True),
             tied_head=is_tied,
             logit_scale=size_of(config, "d_model") ** -0.5 if scales else 1.0,

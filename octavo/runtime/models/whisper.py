@@ -11,39 +11,32 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.layers.build import BuildContext, leave_out
+from octavo.runtime.models import encoder_decoder
 from octavo.runtime.models.arch import Arch, Config, size_of
 from octavo.runtime.models.audio_tower import AudioTower, audio_weights
-from octavo.runtime.models.encoder_decoder import (
-    EncoderDecoder,
-    Features,
-    SourceArch,
-    SourceEncoder,
-    read_side,
-    side_weights,
-)
 from octavo.runtime.models.weights import WeightMap, to
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperArch(SourceArch):
+class WhisperArch(encoder_decoder.SourceArch):
     """Adds the height of spectrograms."""
 
     num_mels: int = 80
 
 
-class WhisperEncoder(AudioTower, SourceEncoder):
+class WhisperEncoder(AudioTower, encoder_decoder.SourceEncoder):
     """The tower of a whole Whisper."""
 
-    def __init__(self, arch: SourceArch, build: BuildContext) -> None:
+    def __init__(self, arch: encoder_decoder.SourceArch, build: BuildContext) -> None:
         assert isinstance(arch, WhisperArch)
         super().__init__(arch.encoder, build, arch.num_mels, arch.num_source_tokens)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def encode(self, items: Sequence[encoder_decoder.Features]) -> list[Tensor]:
         """See SourceEncoder. items: with `input_features`, [mels, 2 * positions] float32"""
         return self.hear(torch.stack([item["input_features"] for item in items]))
 
 
-class Whisper(EncoderDecoder):
+class Whisper(encoder_decoder.EncoderDecoder):
     """Keys have no bias; the head is the token embedding."""
 
     ENCODER = WhisperEncoder
@@ -54,7 +47,7 @@ class Whisper(EncoderDecoder):
             "decoder.embed_positions": to("embed_positions"),
             "decoder.layer_norm": to("norm"),
             "proj_out": to("lm_head"),
-            **side_weights("decoder"),
+            **encoder_decoder.side_weights("decoder"),
         },
         prefix="model.",
     )
@@ -67,9 +60,9 @@ class Whisper(EncoderDecoder):
     def arch_from_hf(config: Config) -> Arch:
         config = {"activation_function": "gelu"} | config
         return WhisperArch(
-            **read_side(config, "decoder"),
+            **encoder_decoder.read_side(config, "decoder"),
             num_learned_positions=size_of(config, "max_target_positions", 448),
-            encoder=Arch(**read_side(config, "encoder")),
+            encoder=Arch(**encoder_decoder.read_side(config, "encoder")),
             num_source_tokens=size_of(config, "max_source_positions", 1500),
             num_mels=size_of(config, "num_mel_bins", 80),
         )

@@ -24,19 +24,11 @@ from octavo.config.engine import EngineConfig
 from octavo.config.weight_transfer import WeightTransferConfig, weight_transfer
 from octavo.runtime.loader.loader import Reader
 from octavo.runtime.loader.safetensors import to_pieces
+from octavo.runtime.weight_transfer import wire
 from octavo.runtime.weight_transfer.shared_memory import open_shared
-from octavo.runtime.weight_transfer.wire import (
-    BUFFER_BYTES,
-    TensorMeta,
-    TransferGroup,
-    buffers,
-    empty_buffer,
-    read_description,
-    views,
-)
 
 _WAITS = "start_weight_update comes before this."
-Receive = Callable[[dict[str, Any]], Iterator[tuple[TensorMeta, Tensor]]]
+Receive = Callable[[dict[str, Any]], Iterator[tuple[wire.TensorMeta, Tensor]]]
 Loaded = Any
 """Whatever loading the model returns."""
 Stage = Callable[[EngineConfig, Loaded, str], None]
@@ -56,8 +48,8 @@ class WeightReceiver:
     ) -> None:
         """load: makes a model of what the reader brings; stage: takes it; keeps: this rank writes files"""
         self._device, self._load, self._stage, self._keeps = device, load, stage, keeps
-        self._group: TransferGroup | None = None
-        self._buffer_bytes = BUFFER_BYTES
+        self._group: wire.TransferGroup | None = None
+        self._buffer_bytes = wire.BUFFER_BYTES
         self._task: threading.Thread | None = None
         """What runs, or ran last."""
         self._error = ""
@@ -74,7 +66,10 @@ class WeightReceiver:
     def init(self, init_info: dict[str, Any], config: EngineConfig) -> None:
         """Begin to meet the trainer (nccl), and note how large buffers are."""
         self._way = _way(config)
-        packed, size = init_info.get("packed", True), init_info.get("packed_buffer_size_bytes", BUFFER_BYTES)
+        packed, size = (
+            init_info.get("packed", True),
+            init_info.get("packed_buffer_size_bytes", wire.BUFFER_BYTES),
+        )
         if not isinstance(size, int) or size < 1:
             raise RequestError(f"packed_buffer_size_bytes must be above 0, got {size!r}.", "init_info")
         self._buffer_bytes = size if packed else 0
@@ -106,7 +101,7 @@ class WeightReceiver:
 
     def update(self, update_info: dict[str, Any]) -> None:
         """Begin to receive the tensors of one description."""
-        metas = read_description(update_info)
+        metas = wire.read_description(update_info)
         self._ongoing().take({**update_info, "metas": metas})
 
     def finish(self) -> None:
@@ -166,19 +161,19 @@ class WeightReceiver:
         self._task.start()
 
     def _meet(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
-        self._group = TransferGroup(address, port, world_size, self._device, rank_offset)
+        self._group = wire.TransferGroup(address, port, world_size, self._device, rank_offset)
 
-    def _receive(self, update_info: dict[str, Any]) -> Iterator[tuple[TensorMeta, Tensor]]:
+    def _receive(self, update_info: dict[str, Any]) -> Iterator[tuple[wire.TensorMeta, Tensor]]:
         assert self._group is not None
-        for metas in buffers(update_info["metas"], self._buffer_bytes):
-            buffer = empty_buffer(metas, self._device)
+        for metas in wire.buffers(update_info["metas"], self._buffer_bytes):
+            buffer = wire.empty_buffer(metas, self._device)
             self._group.broadcast(buffer)
-            yield from views(buffer, metas)
+            yield from wire.views(buffer, metas)
 
-    def _receive_ipc(self, update_info: dict[str, Any]) -> Iterator[tuple[TensorMeta, Tensor]]:
+    def _receive_ipc(self, update_info: dict[str, Any]) -> Iterator[tuple[wire.TensorMeta, Tensor]]:
         metas = update_info["metas"]
         size = sum(meta.num_bytes for meta in metas)
-        yield from views(open_shared(update_info.get("ipc_handles"), size, self._device), metas)
+        yield from wire.views(open_shared(update_info.get("ipc_handles"), size, self._device), metas)
 
 
 class _Update:

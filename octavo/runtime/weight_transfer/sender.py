@@ -15,23 +15,14 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import OctavoError
+from octavo.runtime.weight_transfer import wire
 from octavo.runtime.weight_transfer.shared_memory import SharedBuffer
-from octavo.runtime.weight_transfer.wire import (
-    BUFFER_BYTES,
-    TIMEOUT_S,
-    TransferGroup,
-    buffers,
-    describe,
-    empty_buffer,
-    read_description,
-    views,
-)
 
 
 class HTTPClient:
     """The verbs of a server, as calls; vLLM's names."""
 
-    def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, api_key: str = "", timeout_s: float = wire.TIMEOUT_S) -> None:
         """api_key: an operator's"""
         self._url, self._timeout_s = url.rstrip("/"), timeout_s
         self._headers = {"Content-Type": "application/json"}
@@ -77,7 +68,7 @@ class WeightSender:
         master_port: int = 29600,
         world_size: int = 2,
         device: str | torch.device = "cpu",
-        buffer_bytes: int = BUFFER_BYTES,
+        buffer_bytes: int = wire.BUFFER_BYTES,
         api_key: str = "",
     ) -> None:
         """Meet the ranks. Raises OctavoError.
@@ -90,7 +81,7 @@ class WeightSender:
         """
         self._engine = HTTPClient(engine, api_key) if isinstance(engine, str) else engine
         self._device, self._buffer_bytes = torch.device(device), buffer_bytes
-        self._group: TransferGroup | None = None
+        self._group: wire.TransferGroup | None = None
         self._thread = ThreadPoolExecutor(1, "weight-sender")
         info: dict[str, Any] = {"packed": True, "packed_buffer_size_bytes": buffer_bytes}
         if backend == "ipc":
@@ -99,7 +90,7 @@ class WeightSender:
         info |= {"master_address": master_address, "master_port": master_port, "rank_offset": 1}
         asked = {"init_info": info | {"world_size": world_size}}
         answer = self._thread.submit(self._engine.init_weight_transfer_engine, asked)
-        self._group = TransferGroup(master_address, master_port, world_size, self._device)
+        self._group = wire.TransferGroup(master_address, master_port, world_size, self._device)
         answer.result()
 
     def send(self, tensors: Mapping[str, Tensor], weight_version: str | None = None) -> None:
@@ -120,13 +111,13 @@ class WeightSender:
         self._thread.shutdown()
         self._group = None
 
-    def _broadcast(self, group: TransferGroup, tensors: Mapping[str, Tensor]) -> None:
-        info = describe(tensors)
+    def _broadcast(self, group: wire.TransferGroup, tensors: Mapping[str, Tensor]) -> None:
+        info = wire.describe(tensors)
         answer = self._thread.submit(self._engine.update_weights, {"update_info": info})
         try:
-            for metas in buffers(read_description(info), self._buffer_bytes):
-                buffer = empty_buffer(metas, self._device)
-                for meta, place in views(buffer, metas):
+            for metas in wire.buffers(wire.read_description(info), self._buffer_bytes):
+                buffer = wire.empty_buffer(metas, self._device)
+                for meta, place in wire.views(buffer, metas):
                     place.copy_(tensors[meta.name])
                 group.broadcast(buffer, _failed(answer))
         except OctavoError:
@@ -136,14 +127,14 @@ class WeightSender:
         answer.result()
 
     def _share(self, tensors: Mapping[str, Tensor]) -> None:
-        for metas in buffers(read_description(describe(tensors)), self._buffer_bytes):
+        for metas in wire.buffers(wire.read_description(wire.describe(tensors)), self._buffer_bytes):
             buffer = SharedBuffer(sum(meta.num_bytes for meta in metas), self._device)
             try:
-                for meta, place in views(buffer.data, metas):
+                for meta, place in wire.views(buffer.data, metas):
                     place.copy_(tensors[meta.name])
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
-                part = describe({meta.name: tensors[meta.name] for meta in metas})
+                part = wire.describe({meta.name: tensors[meta.name] for meta in metas})
                 self._engine.update_weights({"update_info": part | {"ipc_handles": buffer.handles}})
             finally:
                 buffer.close()
