@@ -154,39 +154,37 @@ def read_peft(folder: Path) -> PeftConfig:
     _refuse_kinds(config, folder)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1:
-        raise RequestError(f"{folder / CONFIG}: r must be a positive integer, found {rank!r}.", "lora_path")
+        raise _wrong(folder, f"r must be a positive integer, found {rank!r}")
     if not _is_number(alpha):
-        raise RequestError(f"{folder / CONFIG}: lora_alpha must be a number, found {alpha!r}.", "lora_path")
+        raise _wrong(folder, f"lora_alpha must be a number, found {alpha!r}")
     ranks, alphas = (config.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
     saved = config.get("modules_to_save") or ()
     is_plain = isinstance(saved, list | tuple) and all(isinstance(name, str) for name in saved)
     for pattern in (ranks, alphas):
         is_plain = is_plain and isinstance(pattern, dict) and all(map(_is_number, pattern.values()))
     if not is_plain:
-        raise RequestError(
-            f"{folder / CONFIG}: rank_pattern, alpha_pattern or modules_to_save cannot be read.", "lora_path"
-        )
+        raise _wrong(folder, "rank_pattern, alpha_pattern or modules_to_save cannot be read")
     invocation = config.get("alora_invocation_tokens") or ()
     if not isinstance(invocation, list | tuple) or any(type(token) is not int for token in invocation):
-        text = f"{folder / CONFIG}: alora_invocation_tokens must be token ids, found {invocation!r:.100}."
-        raise RequestError(text, "lora_path")
+        raise _wrong(folder, f"alora_invocation_tokens must be token ids, found {invocation!r:.100}")
     rslora, dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
     if invocation and (dora or saved):
-        text = f"{folder / CONFIG}: an activated adapter (alora_invocation_tokens) is plain LoRA."
-        raise RequestError(text, "lora_path")
+        raise _wrong(folder, "an activated adapter (alora_invocation_tokens) is plain LoRA")
     parameters = config.get("target_parameters") or ()
     if not isinstance(parameters, list | tuple) or not all(isinstance(name, str) for name in parameters):
-        raise RequestError(f"{folder / CONFIG}: target_parameters must be names.", "lora_path")
+        raise _wrong(folder, "target_parameters must be names")
     stacked = frozenset(name.rpartition(".")[0].rpartition(".")[2] for name in parameters)
     start = str(config.get("init_lora_weights")).lower()
     residual = start if start in _RESIDUALS else ""
     if residual and (invocation or dora or saved or stacked):
         text = f"init_lora_weights={start!r} is for plain LoRA only; convert the adapter"
-        raise RequestError(
-            f"{folder / CONFIG}: {text} (path_initial_model_for_weight_conversion).", "lora_path"
-        )
+        raise _wrong(folder, f"{text} (path_initial_model_for_weight_conversion)")
     given = rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation)
     return PeftConfig(*given, stacked, residual)
+
+
+def _wrong(folder: Path, what: str) -> RequestError:
+    return RequestError(f"{folder / CONFIG}: {what}.", "lora_path")
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
