@@ -189,12 +189,19 @@ def _class(name: str, kind: type) -> Iterator[str]:
     yield from _doc(kind)
     if rows := [(f"`{n}`", f"`{t}`", d and f"`{d}`", doc) for n, t, d, doc in _fields(kind)]:
         yield table(("field", "type", "default", "meaning"), rows)
-    for member, value in vars(kind).items():
+    for member, value in _members(kind).items():
         function = inspect.unwrap(getattr(value, "__func__", value))
         if inspect.isfunction(function) and not member.startswith("_") and inspect.getdoc(function):
             yield f"#### {name}.{member}"
             yield f"`{'await ' * inspect.iscoroutinefunction(value)}{_signature(function)}`"
             yield from _doc(function)
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """What a class has of its own, after what it has of octavo's classes that are not public themselves."""
+    bases = [base for base in reversed(kind.__mro__[1:]) if base.__module__.startswith("octavo.")]
+    mixed_in = [base for base in bases if base.__name__ not in octavo.__all__]
+    return {name: value for part in [*mixed_in, kind] for name, value in vars(part).items()}
 
 
 def _doc(thing: Any) -> Iterator[str]:
@@ -212,7 +219,8 @@ def _first(thing: Any) -> str:
 def _signature(function: Any) -> str:
     node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    node.args.args = node.args.args[1:]
+    before = node.args.posonlyargs or node.args.args
+    del before[:1]
     returns = f" → {ast.unparse(node.returns)}" if node.returns else ""
     return f"{node.name}({ast.unparse(node.args)}){returns}"
 
