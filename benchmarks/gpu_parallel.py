@@ -78,6 +78,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
     },
 }
+CONFIGS["235b-a22b"] = CONFIGS["30b-a3b"] | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 24,
+}
+"""Of its 94 layers as many as fit."""
 SMALL = _LLAMA | {
     "head_dim": 16,
     "hidden_size": 128,
@@ -113,6 +121,25 @@ PARTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "30b-a3b ep2": ("30b-a3b", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, 70),
     "30b-a3b tp4": ("30b-a3b", {"tensor_parallel_size": 4}, 70),
     "30b-a3b ep4": ("30b-a3b", {"tensor_parallel_size": 4, "enable_expert_parallel": True}, 70),
+    "30b-a3b dp2 ep2": ("30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True}, 70),
+    "235b-a22b tp4": ("235b-a22b", {"tensor_parallel_size": 4}, 90),
+    "235b-a22b ep4": ("235b-a22b", {"tensor_parallel_size": 4, "enable_expert_parallel": True}, 90),
+    "235b-a22b ep4 balanced": (
+        "235b-a22b",
+        {
+            "tensor_parallel_size": 4,
+            "enable_expert_parallel": True,
+            "enable_eplb": True,
+            "eplb_config": {
+                "num_redundant_experts": 16,
+                "step_interval": 200,
+                "window_size": 150,
+                "log_balancedness": True,
+            },
+        },
+        90,
+    ),
+    "235b-a22b dp4 ep4": ("235b-a22b", {"data_parallel_size": 4, "enable_expert_parallel": True}, 90),
 }
 """What is timed: model, options, seconds at most."""
 TOKENS: dict[str, dict[str, Any]] = {
@@ -132,6 +159,11 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
     "ep2 eager": {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": True},
     "ep4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+    "dp2 ep2": {"data_parallel_size": 2, "enable_expert_parallel": True},
+    "dp2 ep2 again": {"data_parallel_size": 2, "enable_expert_parallel": True},
+    "dp2 ep2 eager": {"data_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": True},
+    "dp4 ep4": {"data_parallel_size": 4, "enable_expert_parallel": True},
+    "dp2 tp2 ep4": {"data_parallel_size": 2, "tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
 BATCHES = (1, 32, 128, 256, 512)
 SIZES = [1 << power for power in range(13, 26)]
@@ -288,6 +320,8 @@ def tokens(part: str, num_gpus: int, folder: Path) -> None:
     for name, options in (TOKENS if part.startswith("tokens") else EXPERTS).items():
         if ranks(options) not in (1, num_gpus) or (num_gpus > 2 and name == "one eager"):
             continue
+        if (only := os.environ.get("SIZES")) and name not in only.split(","):
+            continue
         began = time.perf_counter()
         with engine(folder, **given, **options) as llm:
             started = time.perf_counter() - began
@@ -339,12 +373,15 @@ def speed(part: str, folder: Path) -> None:
         "max_model_len": 4096,
         "profiler_dir": str(folder / "profiles"),
     }
+    is_large = part.startswith("235b")
     with engine(folder, **given, **options) as llm:
         say({"row": "start", "sizes": part, "start_s": round(time.perf_counter() - began, 1)})
         clean(llm, part)
-        steps = {batch: decode(llm, part, batch) for batch in (BATCHES if replicas == 1 else ())}
-        mixed(llm, part, 256 * replicas)
-        if replicas == 1 and len(options):
+        shares = options.get("enable_expert_parallel", False)
+        batches = BATCHES if replicas == 1 or shares else ()
+        steps = {batch: decode(llm, part, batch) for batch in (batches[:3] if is_large else batches)}
+        mixed(llm, part, 512 if is_large else 256 * replicas)
+        if (replicas == 1 or shares) and len(options):
             stages = options.get("pipeline_parallel_size", 1)
             for batch in (1, 128) if stages == 1 else (1, 256):
                 share(llm, part, batch, steps[batch], min(stages, batch))

@@ -4,12 +4,16 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.log import get_logger
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.kv_transfer import known_values
 from octavo.config.parallel import ParallelConfig
+
+logger = get_logger(__name__)
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _WITHOUT_EFFECT = ("use_async", "policy", "communicator", "log_balancedness_interval")
@@ -60,8 +64,7 @@ def check_expert_load(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
         raise ConfigError("enable_eplb: a snapshot keeps experts where they are; name the model itself.")
     if parallel.cpu_offload_gb or parallel.offload_group_size or parallel.cpu_offload_experts:
         raise ConfigError("enable_eplb moves experts between GPUs: leave cpu_offload_* and offload_* out.")
-    config = checkpoint.text_config
-    count = next((config[name] for name in _EXPERT_COUNTS if config.get(name)), 0)
+    count = _num_experts(checkpoint)
     if not count:
         raise ConfigError("enable_eplb: the model has no experts.")
     if found.num_redundant_experts % size or found.num_redundant_experts > count * (size - 1):
@@ -69,3 +72,41 @@ def check_expert_load(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
             f"num_redundant_experts ({found.num_redundant_experts}) must be a multiple of "
             f"tensor_parallel_size ({size}), and at most {count * (size - 1)}: no rank has an expert twice."
         )
+
+
+def share_experts(parallel: ParallelConfig, checkpoint: Checkpoint, args: Any) -> ParallelConfig:
+    """Return it for replicas that share experts, if they are to and the model has some.
+
+    Raises ConfigError, Unsupported. args: all options
+    """
+    if not parallel.shares_experts:
+        return parallel
+    count, size = _num_experts(checkpoint), parallel.data_parallel_size * parallel.tensor_parallel_size
+    if not count:
+        logger.warning("enable_expert_parallel has no effect: the model has no experts.")
+        return replace(parallel, enable_expert_parallel=False)
+    if count % size:
+        raise ConfigError(
+            f"enable_expert_parallel: data_parallel_size x tensor_parallel_size ({size}) does not divide the "
+            f"model's {count} experts; use sizes that do."
+        )
+    alone = "data_parallel_hybrid_lb", "data_parallel_start_rank", "enable_elastic_ep"
+    offload = "cpu_offload_gb", "offload_group_size", "cpu_offload_experts"
+    without = "enable_eplb", "enable_lora", "speculative_config", *offload
+    given = [name for name in (*alone, *without) if getattr(args, name)]
+    given += ["data_parallel_rank"] if parallel.data_parallel_rank >= 0 else []
+    for name in ("pipeline_parallel_size", "nnodes"):
+        given += [name] if getattr(parallel, name) > 1 else []
+    if parallel.distributed_executor_backend not in ("inproc", "mp"):
+        given += ["distributed_executor_backend"]
+    if given:
+        raise Unsupported(
+            f"enable_expert_parallel with data_parallel_size={parallel.data_parallel_size} shares experts "
+            f"between the replicas of one server; this does not work with {', '.join(given)}."
+        )
+    return replace(parallel, distributed_executor_backend="mp")
+
+
+def _num_experts(checkpoint: Checkpoint) -> int:
+    config = checkpoint.text_config
+    return next((int(config[name]) for name in _EXPERT_COUNTS if config.get(name)), 0)

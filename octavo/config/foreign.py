@@ -111,7 +111,7 @@ _ENGINE_WITHOUT_EFFECT = {
         video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
         ec_manager_config""",
     _ONE_ENGINE: """
-        data_parallel_external_lb? data_parallel_address data_parallel_rpc_port
+        data_parallel_external_lb? data_parallel_address
         data_parallel_backend
         dp_sync_interval disable_nccl_for_dp_synchronization? aggregate_engine_logging?""",
     _EXPERTS: """

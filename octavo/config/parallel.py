@@ -21,7 +21,9 @@ class ParallelConfig(metaclass=Concern):
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
     pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
     enable_expert_parallel: bool = option(
-        False, "Give each rank of tensor_parallel_size some of the experts whole, not a part of each."
+        False,
+        "Give each rank of tensor_parallel_size some of the experts whole, not a part of each; the ranks of "
+        "all replicas share them.",
     )
     enable_eplb: bool = option(
         False, "Move experts between the ranks of enable_expert_parallel, by how many tokens choose them."
@@ -30,7 +32,12 @@ class ParallelConfig(metaclass=Concern):
         {}, "How: num_redundant_experts, step_interval, window_size, log_balancedness, as in vLLM."
     )
     data_parallel_size: int = option(
-        1, "Replicas of the model that share nothing; requests are balanced between them."
+        1,
+        "Replicas of the model; requests are balanced between them. They share nothing, or with "
+        "enable_expert_parallel the experts.",
+    )
+    data_parallel_rpc_port: int = option(
+        0, "TCP port at which replicas that share experts meet; 0 = a free one."
     )
     data_parallel_hybrid_lb: bool = option(
         False,
@@ -106,6 +113,11 @@ class ParallelConfig(metaclass=Concern):
     def first_replica(self) -> int:
         """Return the number of the first of them."""
         return max(self.data_parallel_rank, self.data_parallel_start_rank)
+
+    @property
+    def shares_experts(self) -> bool:
+        """Return True if replicas have some of the experts each."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def world_size(self) -> int:

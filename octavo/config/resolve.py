@@ -15,7 +15,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generation_config
 from octavo.config.dtypes import choose_dtype, choose_kv_cache_dtype
 from octavo.config.engine import EngineConfig
-from octavo.config.expert_load import check_expert_load
+from octavo.config.expert_load import check_expert_load, share_experts
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import kv_store
 from octavo.config.lora import LoRAConfig, resolve_lora
@@ -67,7 +67,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     pooling = read_pooling(args.runner, args.convert, args.pooler_config, checkpoint, folder)
     if pooling is not None:
         args = _for_pooling(args, pooling)
-    parallel = resolve_parallel(_part(args, ParallelConfig))
+    parallel = share_experts(resolve_parallel(_part(args, ParallelConfig)), checkpoint, args)
     check_sizes(parallel, checkpoint)
     check_expert_load(parallel, checkpoint)
     cpu = parallel.device == "cpu"

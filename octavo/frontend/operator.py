@@ -186,6 +186,8 @@ class Operator(WeightUpdates):
         parallel = self._config.parallel
         if parallel.num_replicas == 1 and not parallel.enable_elastic_ep:
             raise Unsupported(_NO_SCALING)
+        if parallel.shares_experts:
+            raise Unsupported("Replicas that share experts stay as many: every one has some of the experts.")
         for name, number, least in (
             ("new_data_parallel_size", new_data_parallel_size, 1),
             ("drain_timeout", drain_timeout, 0),

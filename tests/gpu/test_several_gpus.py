@@ -9,10 +9,23 @@ import pytest
 from octavo import SamplingParams
 from tests.conftest import ROOT
 from tests.integration.test_invariance import params, prompts, tokens
+from tests.tiny_models import make_oracle, save, tiny_config
 
 pytestmark = pytest.mark.multi_gpu
 TWO_RANKS = {"tensor_parallel_size": 2}
 TWO_STAGES = {"pipeline_parallel_size": 2}
+
+
+def test_replicas_share_experts(tmp_path, make_llm):
+    """Captured steps gather all tokens; the prompts of 20 requests are sent, as they are long together."""
+    model = save(make_oracle(tiny_config("Qwen3MoeForCausalLM")), tmp_path / "experts")
+    wanted = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True, detokenize=False)
+    work = [*prompts(12), *([i] * 200 for i in range(1, 9))]
+    one = tokens(make_llm(model), work, wanted)
+    for options in ({}, {}, {"enforce_eager": True}):
+        shared = make_llm(model, data_parallel_size=2, enable_expert_parallel=True, **options)
+        assert tokens(shared, work, wanted) == one
+        assert tokens(shared, work[:1], wanted) == one[:1]
 
 
 @pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])

@@ -10,7 +10,8 @@ from transformers.models.helium.modeling_helium import HeliumMLP
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.generic import Generic
 from octavo.runtime.platforms.platform import get_platform

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.layers.build import named_parameters, packed_matrices
 from octavo.runtime.quantization.packed_layout import groups_of, words
 from octavo.runtime.quantization.parameter import Shard

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo.base.errors import ConfigError
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import load, prompt_logits, rank_main

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError, EngineDead
+from octavo.base.link import free_port
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.balancer import Balancer
@@ -52,6 +53,9 @@ class BalancedDoor:
 
     def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], Door]) -> None:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
+        if config.parallel.shares_experts and not config.parallel.data_parallel_rpc_port:
+            port = free_port("127.0.0.1")
+            config = replace(config, parallel=replace(config.parallel, data_parallel_rpc_port=port))
         self._config, self._make_door = config, make_door
         self.doors = [self._make(index) for index in range(config.parallel.num_replicas)]
         self.on_return: Callable[[int], None] = lambda _: None
@@ -67,6 +71,9 @@ class BalancedDoor:
         self._news: asyncio.Queue[_News | EngineDead | None] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []
         self._scaling = asyncio.Lock()
+        self._restarting = asyncio.Lock()
+        self._num_restarts = 0
+        """Of all replicas, where they share experts."""
         self._num_wanted = len(self.doors)
         self._closing = False
         self._gone: set[int] = set()
@@ -226,6 +233,7 @@ class BalancedDoor:
     async def _follow(self, index: int) -> None:
         """Task: one core of this replica after the other."""
         while True:
+            life = self._num_restarts
             try:
                 async for outputs in self.doors[index].outputs():
                     if isinstance(outputs, EngineOutputs):
@@ -235,7 +243,7 @@ class BalancedDoor:
                 return
             except EngineDead as dead:
                 error = dead
-            if not await self._restart(index, error):
+            if not await self._restart(index, error, life):
                 self._gone.add(index)
                 hopeless = [i for i, request in self._unplaced.items() if not self._may_return(request)]
                 if len(self._gone) == len(self.doors):
@@ -249,7 +257,7 @@ class BalancedDoor:
             for request in unplaced.values():
                 self.add(request)
 
-    async def _restart(self, index: int, error: EngineDead) -> bool:
+    async def _restart(self, index: int, error: EngineDead, life: int) -> bool:
         """End what was open at a lost replica and wait for its next core; False if none comes."""
         while True:
             logger.error("Replica %d: %s", index, error)
@@ -258,13 +266,29 @@ class BalancedDoor:
                 logger.error("Replica %d stays away; the others serve on.", index)
                 return False
             try:
-                await self.doors[index].start()
+                if self._config.parallel.shares_experts:
+                    await self._restart_all(life, error)
+                else:
+                    await self.doors[index].start()
             except EngineDead as dead:
                 error = dead
             except Exception as fault:
                 error = EngineDead(f"It cannot be started again: {fault}")
             else:
                 return True
+            life = self._num_restarts
+
+    async def _restart_all(self, life: int, error: EngineDead) -> None:
+        """Start all replicas again, as none can compute without the others; once for all of one life."""
+        async with self._restarting:
+            if self._num_restarts > life:
+                return
+            self._num_restarts += 1
+            await asyncio.gather(*(door.give_up(error) for door in self.doors))
+            starts = await asyncio.gather(*(door.start() for door in self.doors), return_exceptions=True)
+        for fault in starts:
+            if isinstance(fault, BaseException):
+                raise fault
 
 
 def _of_replica(config: EngineConfig, index: int) -> EngineConfig:

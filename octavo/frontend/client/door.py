@@ -50,6 +50,10 @@ class Door(ABC):
     async def close(self, timeout_s: float = 5.0) -> None:
         """Leave the door, and end the core if it is ours. May be called twice."""
 
+    async def give_up(self, error: EngineDead) -> None:
+        """End this life, as the core is of no use without another; `start` may follow."""
+        self._lose(error)
+
     @abstractmethod
     def _hand_over(self, message: control.CoreMessage) -> None:
         """Send without waiting. Raises Overloaded when the core has stopped reading."""

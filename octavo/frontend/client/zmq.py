@@ -107,6 +107,10 @@ class AsyncClient(Door):
         if self._mailbox is not None:
             self._mailbox.close()
 
+    async def give_up(self, error: EngineDead) -> None:
+        await super().give_up(error)
+        await self._bury(0.0)
+
     def _open_mailbox(self) -> Mailbox:
         if self._mailbox is None:
             self._mailbox = Mailbox.create()
@@ -126,6 +130,7 @@ class AsyncClient(Door):
         await asyncio.to_thread(self._core.end, 0.0 if self.is_stalled else grace_s)
         await self._over.wait()
         await self._stop_listening()
+        self._core = None
 
     def _hand_over(self, message: CoreMessage) -> None:
         assert self._core is not None

@@ -1,129 +1,34 @@
 """A `ParallelContext` says which part of the model this process keeps; its groups join the parts.
 
 Made once by the worker, given to constructors through `BuildContext`; nothing asks a global for its rank.
-In a group of one rank every collective returns its argument.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, distributed
 
-from octavo.runtime.distributed.peers import Peers
-from octavo.runtime.kernels.sampling import Choice
+from octavo.runtime.distributed.exchange import TokenExchange
+from octavo.runtime.distributed.group import ONE, Group
 
 _LAUNCHED = "env://"
-_MOST_UNDER_WAY = 4
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
-_gather: Callable[..., object] = getattr(  # its name from torch 2.13 on
-    distributed, "all_gather_single", distributed.all_gather_into_tensor
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Holds rank and size of one parallel axis; `process_group` is None for a single rank."""
-
-    rank: int = 0
-    size: int = 1
-    process_group: distributed.ProcessGroup | None = None
-    peers: Peers | None = None
-    """Where the ranks see each other's memory."""
-    under_way: deque[tuple[distributed.Work | None, Tensor]] = field(default_factory=deque, compare=False)
-    """Tensors that may not have been sent yet."""
-
-    @property
-    def is_first(self) -> bool:
-        """Return True for rank 0."""
-        return self.rank == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Return True for the highest rank."""
-        return self.rank == self.size - 1
-
-    def least(self, number: int, device: torch.device) -> int:
-        """Return the smallest of the ranks' numbers."""
-        if self.process_group is None:
-            return number
-        numbers = torch.tensor([number], dtype=torch.int64, device=device)
-        distributed.all_reduce(numbers, distributed.ReduceOp.MIN, group=self.process_group)
-        return int(numbers)
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks; x may be changed."""
-        if self.peers is not None and self.peers.takes(x):
-            return self.peers.all_reduce(x)
-        return self.all_reduce_by_nccl(x)
-
-    def all_reduce_by_nccl(self, x: Tensor) -> Tensor:
-        """Sum over the ranks by NCCL, or gloo; x is changed in place and returned."""
-        if self.process_group is not None:
-            distributed.all_reduce(x, group=self.process_group)
-        return x
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Join [rows, n] of every rank, all of one shape, to [rows, size * n]."""
-        if self.process_group is None:
-            return x
-        x = x.contiguous()
-        if self.peers is not None and self.peers.takes_gather(x):
-            parts = self.peers.gather(x)
-        else:
-            parts = x.new_empty((self.size, *x.shape))
-            _gather(parts.flatten(0, 1), x, group=self.process_group)
-        return parts.movedim(0, 1).flatten(1)
-
-    def choose(self, choice: Choice, start: int) -> Choice:
-        """Return the greedy choice from logits of which each rank has a part, beginning at the id `start`."""
-        if self.process_group is None:
-            return choice
-        if self.peers is not None:
-            return self.peers.choose(choice, start)
-        ids = self.all_gather(choice.token_ids[:, None] + start)
-        maxima = self.all_gather(choice.max_logits[:, None])
-        best = maxima.max(dim=1).values  # of equal ones the first rank has the lowest id
-        first = (maxima == best[:, None]).int().argmax(dim=1, keepdim=True)
-        return Choice(ids.gather(1, first)[:, 0], best)
-
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Wait for a tensor of the rank before this one."""
-        x = torch.empty(shape, dtype=dtype, device=device)
-        if self.process_group is not None:
-            distributed.recv(x, group=self.process_group, group_src=self.rank - 1)
-        return x
-
-    def send(self, x: Tensor, rank: int | None = None) -> None:
-        """Send a tensor to a rank, the one behind this by default; the device does not wait for it."""
-        if self.process_group is None:
-            return
-        x = x.contiguous()
-        to = self.rank + 1 if rank is None else rank
-        self.under_way.append((distributed.isend(x, group=self.process_group, group_dst=to), x))
-        if len(self.under_way) > _MOST_UNDER_WAY:
-            _wait(self.under_way.popleft()[0])
-
-    def start_receiving(self, x: Tensor, rank: int) -> Callable[[], None]:
-        """Have a rank's tensor written to x; the returned function lets the device wait for it."""
-        return partial(_wait, distributed.irecv(x, group=self.process_group, group_src=rank))
-
-
-ONE = Group()
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
-    """Holds this rank's place on each axis. (Replicas, data parallel, share nothing and are no axis here.)
+    """Holds this rank's place on each axis.
 
     tp:    ranks that share each layer
     pp:    stages, which have some of the layers each
-    ep:    ranks that have some of the experts each; those of tp, or one
+    ep:    ranks that have some of the experts each: those of tp, or of all replicas, or one
     world: all ranks of one replica, stage by stage
     tokens: as pp; tokens go from the last stage to the first past the hidden states that go the other way
+    steps: where replicas share experts, all their ranks, which agree on their steps over the host
     """
 
     tp: Group = ONE
@@ -131,6 +36,9 @@ class ParallelContext:
     ep: Group = ONE
     world: Group = ONE
     tokens: Group = ONE
+    steps: Group = ONE
+    exchange: TokenExchange | None = None
+    """Of the replicas that share experts."""
     redundant_experts: int | None = None
     """Copies of experts in each layer, on all ranks of ep together; None = experts are not moved."""
     layers: range | None = None
@@ -149,16 +57,21 @@ class ParallelContext:
         pp_size: int = 1,
         has_ep: bool = False,
         timeout_s: float = 600,
+        replica: tuple[int, int] = (0, 1),
     ) -> "ParallelContext":
-        """Meet the other ranks of this replica at `init_method`: gloo on CPU, NCCL on CUDA.
+        """Meet the other ranks at `init_method`: gloo on CPU, NCCL on CUDA.
 
         rank: in the replica; ranks of one stage stand side by side
         init_method: tcp://host:port, file://path; env:// as torchrun's variables say, also for a single rank
+        replica: which this is, and of how many that share their experts
         """
-        size = tp_size * pp_size
+        number, count = replica
+        per_replica = tp_size * pp_size
+        size = count * per_replica
         if size == 1 and not init_method:
             return cls()
         is_there = init_method == _LAUNCHED and distributed.is_initialized()  # by the program itself
+        rank += number * per_replica
         if not is_there:
             alone = size == 1
             distributed.init_process_group(
@@ -170,12 +83,18 @@ class ParallelContext:
                 timeout=timedelta(seconds=timeout_s),
                 device_id=device if device.type == "cuda" else None,
             )
-        world = Group(rank, size, distributed.group.WORLD if size > 1 else None)
+        everyone = Group(rank, size, distributed.group.WORLD if size > 1 else None)
         stages = [list(range(first, first + tp_size)) for first in range(0, size, tp_size)]
-        columns = [list(column) for column in zip(*stages, strict=True)]
-        tp, pp = _join(world, stages), _join(world, columns)
-        tokens = _join(world, columns, shares=False) if pp_size > 1 else ONE
-        return cls(tp, pp, tp if has_ep else ONE, world, tokens, is_own=not is_there)
+        replicas = [stages[first : first + pp_size] for first in range(0, len(stages), pp_size)]
+        columns = [list(column) for part in replicas for column in zip(*part, strict=True)]
+        world = _join(everyone, [list(chain(*part)) for part in replicas])
+        tp, pp = _join(everyone, stages), _join(everyone, columns)
+        tokens = _join(everyone, columns, shares=False) if pp_size > 1 else ONE
+        if count == 1:
+            return cls(tp, pp, tp if has_ep else ONE, world, tokens, is_own=not is_there)
+        steps = Group(rank, size, distributed.new_group(backend="gloo"))
+        exchange = TokenExchange(everyone, tp)
+        return cls(tp, pp, everyone, world, tokens, steps, exchange, is_own=not is_there)
 
     @property
     def first_layer(self) -> int:
@@ -214,11 +133,6 @@ class ParallelContext:
 
 
 ALONE = ParallelContext()
-
-
-def _wait(work: distributed.Work | None) -> None:
-    if work is not None:
-        work.wait()
 
 
 def _join(world: Group, lists: list[list[int]], *, shares: bool = True) -> Group:

@@ -16,7 +16,8 @@ from torch import distributed
 from octavo.base.log import get_logger
 from octavo.config.expert_load import expert_load
 from octavo.config.parallel import ParallelConfig
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.distributed.peers import Limits, Peers
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
 
@@ -40,14 +41,16 @@ def join_ranks(
     capture: Capture | None,
 ) -> ParallelContext:
     """Meet the other ranks, and open their memory where that is possible and wanted."""
+    replica = (config.data_parallel_rank, config.data_parallel_size) if config.shares_experts else (0, 1)
     context = ParallelContext.create(
         rank,
         config.tensor_parallel_size,
-        init_method,
+        f"tcp://127.0.0.1:{config.data_parallel_rpc_port}" if config.shares_experts else init_method,
         device,
         pp_size=config.pipeline_parallel_size,
         has_ep=config.enable_expert_parallel,
         timeout_s=config.distributed_timeout_seconds,
+        replica=replica,
     )
     if (load := expert_load(config)) is not None:
         context = replace(context, redundant_experts=load.num_redundant_experts)

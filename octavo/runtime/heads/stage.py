@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import Group
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.heads.head import Head
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.models.interface import Model

@@ -63,7 +63,7 @@ class ExpertPlacement:
 
         Which copy of an expert takes a token depends on the token's own bits: not on the others of a batch.
         """
-        chosen = ids.long()
+        chosen = ids.long().clamp(0, len(self.load) - 1)  # before kernels are compiled, ids may be any
         self.load.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen).flatten())
         bits = x[:, :8].contiguous().view(torch.int16).int().sum(1, dtype=torch.int32) & 0x7FFF
         copies = bits[:, None] % self._counts[chosen]

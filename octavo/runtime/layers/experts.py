@@ -72,7 +72,8 @@ class ExpertsArch:
 class Experts(nn.Module):
     """Computes router → choice → experts, and adds what all tokens share.
 
-    Each rank has a part of every expert; or, with expert parallelism, some of them whole.
+    Each rank has a part of every expert; or, with expert parallelism, some of them whole. Where replicas
+    share them, ranks exchange their tokens.
     """
 
     routes: Tensor | None = None
@@ -91,7 +92,8 @@ class Experts(nn.Module):
         self.num_experts, self.top_k = arch.num_experts, arch.router.top_k
         self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
         self._skips_foreign = build.kernels.experts.skips_foreign
-        self._parallel = build.parallel
+        self._parallel, self._exchange = build.parallel, build.parallel.exchange
+        self.no_tokens = torch.empty((0, size), dtype=build.compute_dtype, device=build.device)
         ep, room = build.parallel.ep, build.parallel.redundant_experts
         self.placement = (
             None
@@ -102,23 +104,42 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, size] to [T, size]."""
         y = self._part(x)
-        return y if self._parallel.tp_size == 1 else self._parallel.all_reduce(y)
+        return y if self._is_whole else self._parallel.all_reduce(y)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Return True if `_part` leaves nothing to be added."""
+        return self._parallel.tp_size == 1 or self._exchange is not None
+
+    def join(self) -> None:
+        """Take part in an exchange without a token of this rank's own."""
+        chosen = self.no_tokens.new_empty((0, self.top_k), dtype=torch.float32)
+        self._sum_up(self.no_tokens, Routing(chosen.int(), chosen))
 
     def _part(self, x: Tensor) -> Tensor:
         """Return what this rank adds to the sum over all."""
         routing = self._route(self.router(x), ids=None if self.routes is None else self.routes[: len(x)])
+        if self._exchange is not None:
+            y, shared = self._sum_up(x, routing), self._share(x)
+            return y if shared is None else y + self._parallel.all_reduce(_rows(shared))
         is_split = self._parallel.ep.size > 1
-        return self._compute_own(x, routing) if is_split else self.experts(x, routing, self._share(x))
+        return (self._compute_own if is_split else self.experts)(x, routing, self._share(x))
 
-    def _compute_own(self, x: Tensor, routing: Routing) -> Tensor:
+    def _sum_up(self, x: Tensor, routing: Routing) -> Tensor:
+        assert self._exchange is not None
+        return self._exchange.run(x, routing, self.num_experts, self._compute_own)
+
+    def _compute_own(self, x: Tensor, routing: Routing, shared: Shared | None = None) -> Tensor:
         """Return the sum over this rank's experts, and its part of what is shared; the ranks add up.
 
-        Every rank has all tokens and takes those that chose one of its experts: none is dropped. They are
-        added in the order of their choice, so that a sum has the same bits in any company.
+        It takes the tokens that chose one of its experts: none is dropped. They are added in the order of
+        their choice, so that a sum has the same bits in any company.
         """
+        if not len(x):
+            return x
         places = self._own_places(routing.ids, x)
         if self._skips_foreign:
-            part: Tensor = self.experts(x, Routing(places, routing.weights), self._share(x))
+            part: Tensor = self.experts(x, Routing(places, routing.weights), shared)
             return part
         ids, top_k = places.flatten(), places.shape[1]
         (chosen,) = torch.where(ids >= 0)
@@ -127,9 +148,7 @@ class Experts(nn.Module):
             mine = Routing(ids[chosen, None], routing.weights.flatten()[chosen, None])
             y[chosen] = self.experts(x[chosen // top_k], mine, None)
         total = y.view(len(x), top_k, -1).sum(1)
-        if (shared := self._share(x)) is None:
-            return total
-        return total + (shared.rows if shared.gate is None else shared.rows * shared.gate.sigmoid())
+        return total if shared is None else total + _rows(shared)
 
     def _own_places(self, ids: Tensor, x: Tensor) -> Tensor:
         """Return where this rank has the chosen experts, -1 = elsewhere."""
@@ -141,7 +160,7 @@ class Experts(nn.Module):
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
         y = self._part(x)
-        return y if self._parallel.tp_size == 1 else self._parallel.defer_sum(y)
+        return y if self._is_whole else self._parallel.defer_sum(y)
 
     def _share(self, x: Tensor) -> Shared | None:
         if self.shared is None:
@@ -166,7 +185,8 @@ class _ExpertStack(Layer):
         if arch.num_experts % ep.size:
             text = f"{ep.size} ranks cannot have equal numbers of {arch.num_experts} experts"
             raise ConfigError(
-                f"enable_expert_parallel: {text}; use a tensor_parallel_size that divides them."
+                f"enable_expert_parallel: {text}; use a tensor_parallel_size (times data_parallel_size) that "
+                "divides them."
             )
         count, owners = arch.num_experts // ep.size, (ep.rank, ep.size)
         self.own = range(ep.rank * count, (ep.rank + 1) * count)
@@ -209,6 +229,10 @@ class _ExpertStack(Layer):
     def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
         """Return this rank's part of the sum."""
         return self.method.apply(x, routing, self._form, shared)
+
+
+def _rows(shared: Shared) -> Tensor:
+    return shared.rows if shared.gate is None else shared.rows * shared.gate.sigmoid()
 
 
 def _shards(part: Shard, names: Iterable[str]) -> tuple[Shard, ...]:

@@ -19,7 +19,8 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec, StateKV
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
-from octavo.runtime.distributed.context import ONE, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import ONE
 from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices

@@ -81,7 +81,8 @@ class CUDAGraphs(Replayer):
         self._sampler = sampler
         self._adapters: AdapterSlots | None = model.adapters and model.adapters.sites.slots
         self._ends, self._capture = ends, capture
-        device, self._is_alone = state.token_ids.device, parallel.world.size == 1
+        device, self._exchange = state.token_ids.device, parallel.exchange
+        self._is_alone = parallel.world.size == 1 and self._exchange is None
         most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         self._most_tokens = parallel.world.least(most_tokens, device)
         most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
@@ -174,10 +175,10 @@ class CUDAGraphs(Replayer):
         """Return the shape that a step is padded to; None if there is none that pays."""
         singles = work.num_singles
         chunks, tokens = len(work.rows) - singles, int(work.starts[-1]) - singles
-        if singles > self.sizes[-1]:
+        if singles > self.sizes[-1] or (self._exchange and not self._exchange.is_captured):
             return None
         if not chunks:
-            size = self._size_of(singles)
+            size = self._exchange.num_tokens if self._exchange else self._size_of(singles)
             common_start = have_common_start(work, self._state)
             return Shape(size, common_start=common_start, is_changed=work.is_changed)
         tokens = padded_tokens(tokens)

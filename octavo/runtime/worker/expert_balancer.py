@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 from octavo.base.log import get_logger
 from octavo.config.expert_load import ExpertLoad
 from octavo.messages.step import NewRequest, SchedulerOutput
-from octavo.runtime.distributed.context import Group
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.layers.expert_placement import (
     ExpertPlacement,
     Move,

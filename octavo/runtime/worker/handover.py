@@ -7,7 +7,7 @@ order, as eager steps send them: neighbouring stages need not replay the same st
 import torch
 from torch import Tensor
 
-from octavo.runtime.distributed.context import Group
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.models.interface import Model
 from octavo.runtime.transfer import Array, to_device
 

@@ -48,6 +48,8 @@ class Rank:
         self._worker: Any = None
         self._answers = False
         """Whether the results of steps come from here."""
+        self._idle: Any = None
+        """What the worker does while there are no commands; see Lockstep.idle."""
         self._pending: Any = None
         """The step given last."""
         self._open: deque[Any] = deque()
@@ -67,6 +69,7 @@ class Rank:
             self._replies.send(_failure(self._rank, error))
             return 1
         finally:
+            self._idle = None
             if self._worker is not None:
                 self._worker.close()
             self._replies.close()
@@ -86,7 +89,7 @@ class Rank:
                 output = self._open.popleft().read()
                 if self._answers:
                     self._replies.send(output)
-        return self._commands.receive()
+        return self._commands.receive(self._idle and self._idle(self._commands.interrupt))
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:
@@ -96,6 +99,7 @@ class Rank:
                 self._replies.send(Loaded(self._rank, self._worker.load()))
             case CachePlan():
                 self._worker.allocate(command)
+                self._idle = getattr(self._worker, "idle", None)
                 self._replies.send(Returned(self._rank))
             case SchedulerOutput():
                 self._pending = self._worker.execute(command)

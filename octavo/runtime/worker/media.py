@@ -11,7 +11,7 @@ from octavo.base.lru import LRU
 from octavo.messages.media import EMBEDS, Features, MediaItem, Source
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
-from octavo.runtime.distributed.context import ONE, Group
+from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import MediaEncoder
 from octavo.runtime.transfer import Array, send, to_device

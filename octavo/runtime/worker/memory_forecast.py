@@ -15,7 +15,8 @@ from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.messages.kv import Forecast, ModelReady
-from octavo.runtime.distributed.context import ONE, Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.layers.build import named_parameters, packed_matrices
 from octavo.runtime.loader.expert_cache import buffer_bytes
 from octavo.runtime.loader.gguf import targets
@@ -52,7 +53,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
     sizes = config.parallel
     tp, pp = Group(0, sizes.tensor_parallel_size), Group(0, sizes.pipeline_parallel_size)
-    parallel = _OneOfMany(tp, pp, ep=tp if sizes.enable_expert_parallel else ONE)
+    ep = Group(0, sizes.tensor_parallel_size * (sizes.data_parallel_size if sizes.shares_experts else 1))
+    parallel = _OneOfMany(tp, pp, ep=ep if sizes.enable_expert_parallel else ONE)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
     specs = [layer.kv_spec for layer in model.cache_layers] + (drafter.kv_specs if drafter else [])

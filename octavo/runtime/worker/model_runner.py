@@ -45,6 +45,8 @@ class ModelRunner:
     def strip(self) -> None:
         """Let the model go, and what was prepared to replay it."""
         self._replayer = None
+        for part in self._parts:
+            part.release()
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> PendingStep:

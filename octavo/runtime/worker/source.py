@@ -14,7 +14,7 @@ from octavo.messages.media import Source
 from octavo.messages.pooling import Pooled
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.distributed.context import ONE, Group
+from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.models.interface import Model
 from octavo.runtime.transfer import to_device
 from octavo.runtime.worker.media import MediaPart

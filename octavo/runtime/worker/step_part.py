@@ -47,6 +47,9 @@ class StepPart(ABC):
         """Return the step with the lengths that the engine could not know, before the state follows it."""
         return step
 
+    def release(self) -> None:
+        """Drop what refers to the model, which goes."""
+
     def end(self, end: End) -> End:
         """Return how a captured step ends that would end with `end`."""
         return end

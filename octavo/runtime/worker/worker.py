@@ -20,7 +20,7 @@ from octavo.messages.adapters import AdapterRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import ONE
+from octavo.runtime.distributed.group import ONE
 from octavo.runtime.distributed.peer_setup import join_ranks
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.stage import LastHead, StageHead
@@ -45,6 +45,7 @@ from octavo.runtime.worker.host_copy import HostCopy
 from octavo.runtime.worker.hot_experts import HotExperts
 from octavo.runtime.worker.kv_scale_run import measure_kv_scales
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
+from octavo.runtime.worker.lockstep import make_lockstep
 from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
@@ -72,18 +73,20 @@ class Worker:
         if snapshot is not None:
             check_machine(snapshot, self._platform.machine)
         kernels, capture = self._platform.kernels.peers, self._platform.graph_capture()
-        where = rank, init_method, self._platform.device
-        self._parallel = join_ranks(config.parallel, *where, kernels, capture)
+        device = self._platform.device
+        self._parallel = join_ranks(config.parallel, rank, init_method, device, kernels, capture)
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
         self._routed: RoutedExpertsPart | None = None
         self._soft_prompts: SoftPromptsPart | None = None
         self._media: MediaPart | None = None
-        self._host_copy = HostCopy(self._platform.device)
+        self._lockstep = make_lockstep(self._parallel, config, self._platform, lambda: self.model)
+        self.idle = self._lockstep.idle if self._lockstep else None
+        self._host_copy = HostCopy(device)
         self._staged = StagedWeights(self._load)
         keeps = self._parallel.world.is_first
-        self._receiver = WeightReceiver(self._platform.device, self._load, self._staged.put, keeps=keeps)
+        self._receiver = WeightReceiver(device, self._load, self._staged.put, keeps=keeps)
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
@@ -107,6 +110,8 @@ class Worker:
         """Load the model; returns the cache groups and the bytes left for them."""
         self._users_processors = load_processors(self._config)
         self._load_weights()
+        if self._lockstep is not None:
+            self._lockstep.measure()
         specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
         specs += self._drafter.kv_specs if self._drafter else []
         groups = group_layers(specs, self._config.cache.block_size)
@@ -155,11 +160,10 @@ class Worker:
         soft = self._soft_prompts = make_soft_prompts(config, self.model, self._platform, self._parallel)
         if soft is not None:
             self._commands["load_soft_prompt"] = soft.pool.load
-            adapters.append(soft)
         if (load := expert_load(config.parallel)) is not None:
             adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model))
-        if config.parallel.cpu_offload_experts:
-            adapters.append(HotExperts(lambda: self.model))
+        hot = HotExperts(lambda: self.model) if config.parallel.cpu_offload_experts else None
+        adapters += filter(None, (soft, hot, self._lockstep))
         if config.pooling is not None:
             parts: list[StepPart] = [*self._make_media(state), *adapters]
             return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)
@@ -237,7 +241,7 @@ class Worker:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, state, capture)
             record = platform.kernels.steps.record_calls
-            if record is not None and self._parallel.world.size == 1:
+            if record is not None and self._parallel.world.size == self._parallel.ep.size == 1:
                 variant = one_variant if model.adapters is None else model.adapters.sites.slots.recording
                 return RecordedCalls(model, cache, state, record, variant)
         return Eager(model, cache, state, batch_invariant=platform.is_batch_invariant)
@@ -384,7 +388,7 @@ class Worker:
         """Give the device's memory back, and leave the process group."""
         if saver := self.__dict__.pop("_saver", None):
             saver.close()
-        for part in ("_runner", "_cache", "_model", "_drafter", "_drafts"):
+        for part in ("_runner", "_cache", "_model", "_drafter", "_drafts", "_lockstep", "idle"):
             self.__dict__.pop(part, None)
         if self._platform.device.type != "cpu":
             _free_unused()

@@ -95,3 +95,9 @@ def test_ranks_add_up_to_all_experts_before_and_after(dtype):
     changes = shift(placed, matrices, [1, 1, 1, 1, 1, 1, 500, 400])
     if changes:  # routed by the new places over the old matrices
         assert not torch.allclose(compute(placed, kept, x.double(), ids), wanted)
+
+
+def test_ids_of_kernels_that_have_not_run_are_harmless():
+    [placement, _] = placements(8, 2, 2)
+    ids = torch.tensor([[1 << 30, -5]], dtype=torch.int32)
+    assert placement.own_places(ids, torch.ones(1, 8)).shape == (1, 2)

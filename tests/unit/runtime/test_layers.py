@@ -9,7 +9,8 @@ from torch.nn import functional
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.attention.registry import choose_backend
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import MergedColumnLinear, QKVLinear, ReplicatedLinear, RowLinear

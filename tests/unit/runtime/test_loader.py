@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.group import Group
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader import safetensors
 from tests.gguf_models import write_gguf
