@@ -320,8 +320,6 @@ def tokens(part: str, num_gpus: int, folder: Path) -> None:
     for name, options in (TOKENS if part.startswith("tokens") else EXPERTS).items():
         if ranks(options) not in (1, num_gpus) or (num_gpus > 2 and name == "one eager"):
             continue
-        if (only := os.environ.get("SIZES")) and name not in only.split(","):
-            continue
         began = time.perf_counter()
         with engine(folder, **given, **options) as llm:
             started = time.perf_counter() - began

@@ -76,7 +76,7 @@ def serve_replicas(folder: Path, num_gpus: int) -> None:
 
 
 def _load(url: str, model: str, count: int) -> tuple[list[float], int]:
-    """Seconds of two runs, and how many tokens each has: the lengths of `gpu_parallel.mixed`."""
+    """Seconds of the second run, and how many tokens it has: the lengths of `gpu_parallel.mixed`."""
     rng = random.Random(1)
 
     def length(most: int) -> int:
@@ -84,7 +84,7 @@ def _load(url: str, model: str, count: int) -> tuple[list[float], int]:
 
     lengths, walls = [(length(1024), length(512)) for _ in range(count)], []
     with multiprocessing.get_context("spawn").Pool(_CLIENTS) as clients:
-        for _ in range(3):
+        for _ in range(2):
             bodies = [
                 {
                     "model": model,
@@ -133,7 +133,7 @@ def launch(folder: Path, num_gpus: int) -> None:
     tell("launched", ranks=len(every), equal=equal, of=len(one) * len(every), seconds=seconds)
 
 
-def kill(folder: Path, num_gpus: int, times: int = 4) -> None:
+def kill(folder: Path, num_gpus: int, times: int = 3) -> None:
     for config, options in (
         (SMALL, {"tensor_parallel_size": num_gpus}),
         (SMALL_EXPERTS, {"data_parallel_size": num_gpus, "enable_expert_parallel": True}),
