@@ -202,6 +202,21 @@ class RoutedTokens(msgspec.Struct, array_like=True, gc=False):
     num_bytes: int
 
 
+class DraftCounts(msgspec.Struct, array_like=True, gc=False):
+    """What was guessed of one sequence, and came true."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    by_accepted: dict[int, int] = {}
+    """Drafts, by how many of their tokens came true."""
+
+    def note(self, num_tokens: int, num_accepted: int) -> None:
+        """Count a draft."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.by_accepted[num_accepted] = self.by_accepted.get(num_accepted, 0) + 1
+
+
 class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """What one step brought for one request."""
 
@@ -234,6 +249,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """In the end: where another engine finds its prompt, if that was asked for."""
     routes: list[RoutedTokens] = []
     """Which experts took tokens that are computed, if that is told."""
+    drafts: DraftCounts | None = None
+    """In the end, where tokens are guessed ahead."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":

@@ -283,6 +283,23 @@ def test_what_a_grammar_determines_is_guessed(smollm2_path, monkeypatch, is_host
     assert (num_accepted < 3) if is_hostile else (8 < num_accepted <= num_guessed)
 
 
+def test_counts_of_one_request(tiny):
+    """They add up: each draft brings its tokens that came true and one more."""
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
+    with LLM(**tiny, **options) as llm:
+        outputs = llm.generate([{"prompt_token_ids": [5, 6, 7] * 8}] * 2, params, use_tqdm=False)
+        stats = llm.llm_engine.stats
+    found = [output.outputs[0].spec_decode_metrics for output in outputs]
+    assert sum(each.num_draft_tokens for each in found) == stats.num_draft_tokens > 0
+    assert sum(sum(each.histogram) for each in found) == stats.num_drafts
+    assert sum(each.num_accepted_tokens for each in found) == stats.num_accepted_tokens > 0
+    with LLM(**tiny) as llm:
+        [plain] = llm.generate({"prompt_token_ids": [5, 6, 7] * 8}, params, use_tqdm=False)
+    assert plain.outputs[0].spec_decode_metrics is None
+    assert plain.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
 def test_a_request_may_do_without(smollm2_path):
     with LLM(str(smollm2_path), **BOUNDS, spec_method="ngram") as llm:
         for asked in (False, {"num_tokens": 0}):

@@ -9,7 +9,7 @@ and outputs that were scheduled but whose values are still on the device ("pendi
                PREEMPTED
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
@@ -19,7 +19,15 @@ from octavo.engine.scheduler.repetition import RepetitionDetector
 from octavo.engine.speculation.guess import Guess
 from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.media import block_identities
-from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
+from octavo.messages.request import (
+    DraftCounts,
+    EngineRequest,
+    FinishReason,
+    Limits,
+    RequestSpec,
+    Sharing,
+    Standing,
+)
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 
@@ -106,6 +114,7 @@ class Request:
     """When it first ran, monotonic clock; 0 before."""
     num_preemptions: int = 0
     """Times it lost its blocks to another."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     num_overtaken: int = 0
     """Later requests that started while this one did not fit, or was worth less to the policy."""
     num_cached_blocks: int = 0

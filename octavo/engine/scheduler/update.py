@@ -80,7 +80,7 @@ def _advance(
             tracker.finish(request, stop.reason)
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
-            output.num_preemptions = request.num_preemptions
+            output.num_preemptions, output.drafts = request.num_preemptions, request.drafts
             if request.sharing.is_passed_on:
                 output.source = tracker.source_of(request)
             break

@@ -139,7 +139,9 @@ class Drafting:
         for place, drafts in plan.drafts.items():
             self._num_drafts += 1
             self._num_draft_tokens += len(drafts)
-            self._num_accepted[: len(result.sampled_token_ids[place]) - 1] += 1
+            num_accepted = len(result.sampled_token_ids[place]) - 1
+            self._num_accepted[:num_accepted] += 1
+            plan.requests[place].drafts.note(len(drafts), num_accepted)
         num_requests = len(plan.requests)
         if sum(plan.num_scheduled) == num_requests:
             num_rows = num_requests + sum(map(len, plan.drafts.values()))

@@ -57,6 +57,22 @@ class RequestStateStats:
 
 
 @dataclass(slots=True)
+class RequestSpecDecodeMetrics:
+    """What was guessed of a sequence ahead of its tokens, and came true."""
+
+    num_spec_tokens: int
+    """The most tokens of a draft that came true."""
+    histogram: list[int]
+    """Drafts, by how many of their tokens came true."""
+    num_draft_tokens: int
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Tokens that came true."""
+        return sum(count * drafts for count, drafts in enumerate(self.histogram))
+
+
+@dataclass(slots=True)
 class WeightVersionSpan:
     """Output tokens [start, end) were made by weights of this name."""
 
@@ -85,7 +101,8 @@ class CompletionOutput:
     """In the end, with enable_return_routed_experts: the experts of each token but the last, whose layers
     have not computed it, as a numpy array [tokens, layers, k]."""
     sampling_mask: Any = None
-    spec_decode_metrics: Any = None
+    spec_decode_metrics: RequestSpecDecodeMetrics | None = None
+    """At the end, of an engine that guesses tokens ahead; None if a stop string ended it."""
     weight_versions: list[WeightVersionSpan] | None = None
     """At the end, of an engine whose weights have been replaced."""
 

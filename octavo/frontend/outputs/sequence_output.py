@@ -7,12 +7,16 @@ not yet handed to the user is kept apart as the news.
 
 from octavo.base import faults
 from octavo.frontend.outputs.logprobs import LogprobSpeller, SampleLogprobs, kept_logprobs
-from octavo.frontend.outputs.request_output import CompletionOutput, WeightVersionSpan
+from octavo.frontend.outputs.request_output import (
+    CompletionOutput,
+    RequestSpecDecodeMetrics,
+    WeightVersionSpan,
+)
 from octavo.frontend.outputs.routed_experts import RoutedExperts
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
+from octavo.messages.request import DraftCounts, EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 
@@ -49,6 +53,7 @@ class SequenceOutput:
         self._error: str | None = None
         self._num_taken = 0
         self._end_taken = False
+        self._drafts: DraftCounts | None = None
         self._weight_starts: list[tuple[str, int]] = []
         """Versions of weights, and the number of tokens before each; empty while there was only the first."""
 
@@ -68,6 +73,7 @@ class SequenceOutput:
         elif self._find_stop(output, self._stops):
             return output.finish_reason is None
         if output.finish_reason is not None:
+            self._drafts = output.drafts
             self.end(output.finish_reason, output.stop_reason, output.error)
         return False
 
@@ -102,6 +108,7 @@ class SequenceOutput:
             completion.weight_versions = self._weight_versions()
             computed = self._num_prompt_tokens + len(self.token_ids) - 1
             completion.routed_experts = self._routes.of(self._params.routed_experts_prompt_start, computed)
+            completion.spec_decode_metrics = _told(self._drafts)
             self._end_taken = True
         self._num_taken = len(self.token_ids)
         return completion
@@ -168,3 +175,12 @@ def _detokenizer(
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
     )
+
+
+def _told(drafts: DraftCounts | None) -> RequestSpecDecodeMetrics | None:
+    """Return the counts in vLLM's form; None where nothing was guessed."""
+    if drafts is None or not drafts.num_drafts:
+        return None
+    most = max(drafts.by_accepted)
+    histogram = [drafts.by_accepted.get(count, 0) for count in range(most + 1)]
+    return RequestSpecDecodeMetrics(most, histogram, drafts.num_draft_tokens)
