@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from octavo import LLM, PoolingParams, RequestError, SamplingParams
 from octavo.engine.speculation.step_costs import StepCosts
+from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.lora.request import LoRARequest
 from tests import handmade_adapters, peft_adapters, quantized_writers
 from tests.parity.test_lora import SCORED, check, engine, logits_of
@@ -52,6 +53,20 @@ def test_speculation_changes_nothing(made, monkeypatch):
     assert texts(guessing, loras) == expected
     stats = guessing.llm_engine.core.stats
     assert stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_draft_model_changes_nothing(made, monkeypatch, in_flight):
+    """It guesses without adapters: right for requests that have none, and hardly ever for the others."""
+    monkeypatch.setattr(StepCosts, "of", lambda costs, rows, more: np.ones(more + 1))
+    monkeypatch.setattr(WorkersDrafting, "_best_count", lambda drafting, rows: drafting._wanted.most)
+    _, folder, loras = made
+    expected = texts(engine(folder), loras)
+    config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
+    guessing = engine(folder, speculative_config=config, steps_in_flight=in_flight)
+    assert texts(guessing, loras) == expected
+    stats = guessing.llm_engine.core.stats
+    assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_host_memory(made):
