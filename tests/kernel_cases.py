@@ -609,6 +609,32 @@ def _decoding(states: States) -> States:
     return states._replace(slots=slots, block_tables=tables, batch=batch)
 
 
+DRAFTS = 3
+"""Of a request in one step."""
+
+
+def _verifying(numbers: int, kept: int, rows: int) -> States:
+    """Requests with states that some drafts have yet to pass, and with drafts behind their tokens.
+
+    The first and the last have none, the first begins a block, the second a text. numbers: of all that is
+    kept; kept: of the states; rows: of which each says how many tokens it has passed
+    """
+    size, ends = 16, ([33], [1, 2], [8, 9, 10, 11], [15], [21, 22], [12])
+    tables = torch.tensor(
+        [[3 * i + 1 + j for j in range(3)] for i, rows in enumerate(ends) for _ in rows]
+    ).int()
+    lens = torch.tensor([end for rows in ends for end in rows]).int()
+    cache = torch.randn(19, 1, numbers + 3)
+    for rows_of, behind in zip(ends, (0, 0, 3, 1, 2, 0), strict=True):
+        request = ends.index(rows_of)
+        block = 3 * request + 1 + max(rows_of[0] - 2, 0) // size
+        cache[block, 0, 3 + kept : 3 + kept + rows] = rows_of[0] - 1 - behind
+    slots = tables.gather(1, ((lens - 1) // size).long()[:, None])[:, 0].long() * size + (lens - 1) % size
+    bounds = torch.arange(len(lens) + 1).int()
+    batch = Ragged(cu_q_lens=bounds, kv_lens=lens, num_singles=len(lens))
+    return States(cache.expand(-1, size, -1), 3, tables, slots, batch, DRAFTS)
+
+
 def _causal_conv() -> Iterator[Case]:
     for taps, channels, is_gated in product((2, 4, 8), (16, 83), (False, True)):
         wide = torch.randn(13, 3 * channels + 1)[:, 1:]
@@ -625,6 +651,10 @@ def _causal_conv() -> Iterator[Case]:
         factors = (before[:3], behind[:3]) if is_gated else None
         given = x, Conv(weight, bias, not is_gated), states, factors
         yield Case(f"{taps} {channels} {is_gated} decoding", given, changed=(2,))
+        x, conv = wide[:11].chunk(3, 1)[2], given[1]
+        states = _verifying(conv.num_inputs(DRAFTS) * channels, 0, 0)
+        factors = tuple(wide[:11].chunk(3, 1)[:2]) if is_gated else None
+        yield Case(f"{taps} {channels} {is_gated} drafts", (x, conv, states, factors), changed=(2,))
 
 
 def _scan() -> Iterator[Case]:
@@ -643,6 +673,10 @@ def _scan() -> Iterator[Case]:
         yield Case(name, (new, decay, states := _states(values * size)), changed=(2,), tolerance=1e-5)
         first = Scanned(*(None if part is None else part[:3] for part in new))
         yield Case(f"{name} decoding", (first, decay, _decoding(states)), changed=(2,), tolerance=1e-5)
+        first = Scanned(*(None if part is None else part[:11] for part in new))
+        logged = (2 * DRAFTS + 1) * (keys + values + heads * (1 + is_delta))
+        states = _verifying(values * (size + 1) + logged, values * size, values)
+        yield Case(f"{name} drafts", (first, decay, states), changed=(2,), tolerance=1e-5)
 
 
 def _gate() -> Iterator[Case]:

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from secrets import token_hex
 
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.base.transport import Mailbox
 from octavo.config.engine import EngineConfig
@@ -44,10 +44,6 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         # Where nobody looks for states, none but the last is kept.
         state_interval=config.cache.mamba_block_size if config.cache.enable_prefix_caching else longest + 1,
     )
-    if one_block.state_bytes and config.scheduler.speculative_config:
-        raise Unsupported(
-            "Speculation is not supported for models with recurrent layers: leave out speculative_config."
-        )
     if not ready.groups:
         logger.info("No layer keeps keys and values: there is no KV cache")
         return one_block

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from octavo import LLM, EngineArgs, SamplingParams
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError
 from octavo.config.resolve import resolve
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.memory_plan import plan_memory
 from octavo.runtime.layers.recurrent import Recurrent
+from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.worker import Worker
 from tests.tiny_models import RECURRENT, make_oracle, make_prompts, oracle_greedy, save, tiny_config
@@ -194,14 +195,47 @@ def test_ranks_and_stages(tmp_path, architecture, kind):
         assert metrics(llm)["vllm:prefix_cache_hits"] > 0
 
 
+DRAFTS = {"method": "suffix", "num_speculative_tokens": 4, "enable_adaptive_verification": False}
+DRAWN = SamplingParams(temperature=0.9, seed=3, max_tokens=64, ignore_eos=True, detokenize=False)
+
+
+@pytest.mark.parametrize("mode", ["one step", "two in flight", "chained", "blind"])
+def test_drafts_change_no_bit(pair, monkeypatch, mode):
+    """Most come true the second time, as suffixes of all outputs are known; blind: each row is a request."""
+    oracle, folder = pair
+    if mode in ("two in flight", "blind") and oracle.config.architectures != ["Qwen3NextForCausalLM"]:
+        pytest.skip("one family will do")
+    if mode in ("chained", "blind"):
+        monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    params = [params.clone() for params in (GREEDY, DRAWN) for _ in LENGTHS]
+    for each in params:
+        each.logprobs = 1 if mode == "one step" else None
+    options = OPTIONS | EXACT | {"mamba_block_size": 16, "num_gpu_blocks_override": 1000}
+    options |= {"steps_in_flight": 1 if mode == "one step" else 2, "max_num_seqs": 64}
+
+    def texts(llm):
+        outputs = llm.generate(make_prompts(131, LENGTHS) * 2, params, use_tqdm=False)
+        return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs]
+
+    with LLM(str(folder), **options) as llm:
+        plain = texts(llm)
+    if mode == "blind":
+        states = Recurrent.states
+        monkeypatch.setattr(
+            Recurrent, "states", lambda layer, batch: states(layer, batch)._replace(num_drafts=0)
+        )
+    with LLM(str(folder), **options, speculative_config=DRAFTS) as llm:
+        for _ in range(2):
+            assert (texts(llm) == plain) or mode == "blind"
+        seen = metrics(llm)
+        assert (texts(llm) == plain) == (mode != "blind")
+    guessed, accepted = (seen[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("draft", "accepted"))
+    assert mode == "blind" or guessed > accepted > 150
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            Unsupported,
-            "Speculation",
-        ),
         ({"tensor_parallel_size": 3}, ConfigError, "tensor_parallel_size=3 does not divide"),
     ],
 )

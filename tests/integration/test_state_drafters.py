@@ -406,6 +406,64 @@ def test_mtp_guesses_as_transformers_does(tmp_path, monkeypatch, architecture, b
     assert all(agree) != broken
 
 
+class QwenMTP(torch.nn.Module):
+    """A layer of MTP of transformers' own modules: it has none for these models, but skips their weights."""
+
+    def __init__(self, oracle):
+        super().__init__()
+        config, base = oracle.config, oracle.model
+        place = config.layer_types.index("full_attention")
+        self.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        norms = [type(base.norm)(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)]
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = norms
+        self.layers = torch.nn.ModuleList([type(base.layers[place])(config, place)])
+
+    def guesses(self, oracle, ids):
+        """Two, behind `ids`."""
+        with torch.no_grad():
+            states, tokens = oracle.model(torch.tensor([ids[:-1]])).last_hidden_state, list(ids[1:])
+            for _ in range(2):
+                embeds = oracle.get_input_embeddings()(torch.tensor([tokens]))
+                pair = torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(states)], -1)
+                x, places = self.fc(pair), torch.arange(len(tokens))[None]
+                mask = torch.full((1, 1, len(tokens), len(tokens)), -torch.inf).triu(1)
+                rotation = oracle.model.rotary_emb(x, places)
+                x = self.layers[0](x, position_embeddings=rotation, attention_mask=mask)
+                out = self.norm(x[0] if isinstance(x, tuple) else x)
+                tokens.append(int(oracle.lm_head(out[:, -1]).argmax()))
+                states = torch.cat([states, out[:, -1:]], 1)
+        return tokens[-2:]
+
+
+@pytest.mark.parametrize(
+    "architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]
+)
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+def test_mtp_of_recurrent_models(tmp_path, monkeypatch, architecture, broken):
+    oracle = make_oracle(tiny_config(architecture))
+    path = save(oracle, tmp_path / "target")
+    torch.manual_seed(0)
+    mtp = QwenMTP(oracle).eval()
+    with torch.no_grad():
+        for parameter in mtp.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.15))
+    stored = {f"mtp.{name}": x for name, x in mtp.state_dict().items()} | load_file(
+        path / "model.safetensors"
+    )
+    save_file({name: x.contiguous() for name, x in stored.items()}, path / "model.safetensors")
+    seen = noted_guesses(monkeypatch, broken)
+    common = COMMON | {"skip_tokenizer_init": True, "max_num_batched_tokens": 20}
+    exact = {"activations": "float32", "kv_cache_dtype": "float32"}
+    prompts = [PROMPT, {"prompt_token_ids": PROMPTS[1]}]
+    with LLM(str(path), **common, **exact) as llm:
+        plain = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    with LLM(str(path), spec_method="mtp", spec_tokens=2, **common, **exact) as llm:
+        outputs = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    assert outputs == plain and len(seen) >= 3
+    agree = [mtp.guesses(oracle, ids)[: len(drafts)] == drafts for ids, drafts in seen]
+    assert all(agree) != broken
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_the_plan_counts_the_head(target, folders, kind):
     given = {"method": kind, "model": folders[kind][0]}

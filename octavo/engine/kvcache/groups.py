@@ -59,6 +59,14 @@ class CacheGroup:
         """
         return max(0, num_computed - self.window) // self.block_size
 
+    def num_drafts(self, num_computed: int, num_unsure: int) -> int:
+        """Return how many drafts may follow: where states are kept, short of the end of a block.
+
+        However many of the unsure tokens came true. So what a block keeps in the end is never behind a draft.
+        """
+        room = self.block_size - 2 - num_computed % self.block_size - num_unsure
+        return max(0, room) if self.keeps_states else _ENDLESS
+
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold the first `num_tokens` tokens, the last one perhaps in part."""
         return self.num_fixed or -(-num_tokens // self.block_size)

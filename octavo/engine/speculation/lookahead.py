@@ -65,7 +65,8 @@ class Lookahead:
             return False
         if request.num_tokens >= request.max_total_tokens:
             return True  # it will get no part of this step
-        drafts = drafts[: max(0, plan.num_tokens_left - num_behind - 1)]
+        rooms = (group.num_drafts(request.num_computed, num_unsure) for group in self._kv.groups)
+        drafts = drafts[: max(0, min(*rooms, plan.num_tokens_left - num_behind - 1))]
         matchers = request.matcher.follow(drafts) if request.matcher is not None else []
         drafts = drafts if request.matcher is None else drafts[: len(matchers)]
         num_computed, num_new = request.num_computed, num_unsure + 1 + len(drafts)

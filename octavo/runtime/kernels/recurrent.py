@@ -26,6 +26,11 @@ class States(NamedTuple):
 
     A request begins with the state in the block of its last token that is computed; without one, with zeros.
     Behind its last new token in each block the state goes there, unless the slot of that token is -1.
+
+    Where steps verify up to `num_drafts` tokens of a request, each is a request of its own in the batch,
+    behind that of the last known token, and its slot is the next one in the same block. It begins with the
+    state of the row before, and leaves none: its inputs go to a log by positions. What came true of them is
+    there for the next step, which lets the state pass it first.
     """
 
     cache: Tensor
@@ -33,17 +38,28 @@ class States(NamedTuple):
     block_tables: Tensor
     slots: Tensor
     batch: Ragged
+    num_drafts: int = 0
+
+    @property
+    def num_logged(self) -> int:
+        """Return how many positions a log has: one step may read the drafts of another and write its own."""
+        return 2 * self.num_drafts + 1
 
 
 class Conv(NamedTuple):
     """A convolution of each channel with its last W inputs, then perhaps silu; of the activations' type.
 
-    weight: [W, C], 2 <= W <= 8, that of the newest input last; bias: [C]. The state: [W - 1, C] inputs.
+    weight: [W, C], 2 <= W <= 8, that of the newest input last; bias: [C]. The state: inputs by positions,
+    modulo its length, [`num_inputs`, C].
     """
 
     weight: Tensor
     bias: Tensor | None
     silu: bool
+
+    def num_inputs(self, num_drafts: int) -> int:
+        """Return how many inputs the state has: a step with drafts writes no place that it still reads."""
+        return len(self.weight) + (num_drafts or -1)
 
 
 class Decay(NamedTuple):
@@ -66,6 +82,9 @@ class Scanned(NamedTuple):
     Without strengths the state [H, P, N] becomes decay x state + step * value x key, as in Mamba-2
     (https://arxiv.org/abs/2405.21060). By the gated delta rule (https://arxiv.org/abs/2412.06464) keys become
     unit vectors, queries such x N^-0.5, and what is added sigmoid(strength) * (value - state @ key) x key.
+
+    With drafts there are behind the state [H, P] the number of tokens that each row of it has passed; and a
+    log of keys, values, steps and strengths, [States.num_logged, G * N + H * P + H, or 2 H with strengths].
     """
 
     queries: Tensor

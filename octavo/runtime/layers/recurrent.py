@@ -63,6 +63,12 @@ class ScanArch:
         sizes = zip(("queries", "keys", "values"), self.group_sizes, strict=True)
         return {name: self.num_groups * size for name, size in (sizes if self.is_delta else [*sizes][::-1])}
 
+    def num_kept(self, num_drafts: int) -> int:
+        """Return the size of a state; see Scanned."""
+        values, keys = self.sizes["values"], self.sizes["keys"]
+        logged = keys + values + (1 + self.is_delta) * self.num_heads
+        return values * self.key_size + (num_drafts and values + (2 * num_drafts + 1) * logged)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentArch:
@@ -80,6 +86,8 @@ class RecurrentArch:
     scan: ScanArch | None = None
     has_norm: bool = True
     norm_first: bool = False
+    num_drafts: int = 0
+    """Most of a request that are verified in one step."""
 
     @property
     def channels(self) -> int:
@@ -101,8 +109,14 @@ class RecurrentArch:
         if not 2 <= self.taps <= 8:
             raise BadCheckpoint(f"A convolution takes 2 to 8 inputs; the config has {self.taps}.")
         own = self.of_rank(tp_size)
-        matrices = own.inner * own.scan.key_size if own.scan else 0
-        return StateKV(4 * ((self.taps - 1) * own.channels + matrices))
+        return StateKV(
+            4 * (self.num_inputs * own.channels + (own.scan.num_kept(self.num_drafts) if own.scan else 0))
+        )
+
+    @property
+    def num_inputs(self) -> int:
+        """Return how many inputs the state of the convolution has; see Conv."""
+        return self.taps + (self.num_drafts or -1)
 
 
 class Recurrent(Layer):
@@ -119,8 +133,9 @@ class Recurrent(Layer):
         super().__init__()
         own = arch.of_rank(build.parallel.tp_size)
         self.layer_id, self.kv_spec = layer_id, arch.kv_spec(build.parallel.tp_size)
+        self._num_drafts = arch.num_drafts
         self._kernels, self._gather = build.kernels.recurrent, make_row_gather(build)
-        self._scan, self._offset = own.scan, (arch.taps - 1) * own.channels
+        self._scan, self._offset = own.scan, arch.num_inputs * own.channels
         channels = tuple(_channels(arch, build, ""))
         weight = self.make_vector(build, Layout(channels, (arch.taps,), 1, stack_axis=1), "conv")
         bias = self.make_vector(build, Layout(channels), "conv_bias") if arch.conv_bias else None
@@ -143,7 +158,9 @@ class Recurrent(Layer):
     def states(self, batch: ForwardBatch) -> States:
         """Return where the requests of the step have their states."""
         tables = batch.tables(self.layer_id)
-        return States(batch.kv_caches[self.layer_id], 0, tables.block_tables, tables.slots, batch)
+        return States(
+            batch.kv_caches[self.layer_id], 0, tables.block_tables, tables.slots, batch, self._num_drafts
+        )
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
         """Map [T, size] to [T, size], or to these rows of it."""

@@ -16,6 +16,7 @@ from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
+from octavo.config.speculative import speculation
 from octavo.messages.kv import KVCacheSpec, StateKV
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
@@ -110,9 +111,10 @@ def load_own(
     read: where weights come from, if not a file
     """
     is_whole, family = family is None, family or _family(config)
-    length = {"max_model_len": config.model.max_model_len}
+    wanted = speculation(config.scheduler.speculative_config)
+    bounds = {"max_model_len": config.model.max_model_len, "num_drafts": wanted.most if wanted else 0}
     with _blaming_the_config(config):
-        arch = family.arch_from_hf(config.checkpoint.text_config | length)
+        arch = family.arch_from_hf(config.checkpoint.text_config | bounds)
         if config.pooling is not None:
             if config.pooling.sparse and not family.MASKED_HEAD:
                 raise Unsupported(f"{config.architecture} has no head that fills masked places (SPLADE).")

@@ -343,35 +343,39 @@ class MTP(DraftHead):
 
 
 @dataclass(frozen=True)
-class _LayerBehind(WeightMap):
-    """Finds the tensors of one layer, whose names begin with `start`; leaves out the others."""
+class _LayerOf(WeightMap):
+    """Finds the tensors whose names begin with `start`, as if that were `place`; leaves out the others."""
 
     start: str = ""
+    place: str = ""
 
     def find(self, name: str) -> Target | None:
-        """See WeightMap: as if it were layer 0."""
-        return super().find("layers.0." + name.removeprefix(self.start))
+        return super().find(self.place + name.removeprefix(self.start))
 
     def sources(self, module: str) -> dict[str, str]:
-        found = super().sources(module)
-        return {shard: self.start + name.removeprefix("model.layers.0.") for shard, name in found.items()}
+        found, place = super().sources(module), f"model.{self.place}"
+        return {shard: self.start + name.removeprefix(place) for shard, name in found.items()}
 
     def ignores(self, name: str) -> bool:
         return not name.startswith(self.start) or super().ignores(name)
 
 
-_MTP_NAMES = {"enorm": "embeds_norm", "hnorm": "states_norm", "eh_proj": "fc", "shared_head.norm": "norm"}
+_BEHIND = {"enorm": "embeds_norm", "hnorm": "states_norm", "eh_proj": "fc", "shared_head.norm": "norm"}
 
 
 def mtp_of(family: type[Family], config: Config) -> type[MTP]:
-    """Return the family of the first layer of MTP in a checkpoint of `family`, behind the other layers.
+    """Return the family of the first layer of MTP in a checkpoint of `family`.
 
-    Raises Unsupported where octavo knows of none.
+    It stands behind the other layers, or under a name of its own. Raises Unsupported where there is none.
     """
-    if not family.has_spare_layers:
+    ignored = (*Decoder.WEIGHTS.ignored, r"\.shared_head\.head\.", r"\.embed_tokens\.")
+    if names := family.MTP_NAMES:
+        start, place = "mtp.", ""
+    elif family.has_spare_layers:
+        names = {f"layers.*.{name}": to(ours) for name, ours in _BEHIND.items()}
+        start, place = f"model.layers.{size_of(config, 'num_hidden_layers')}.", "layers.0."
+        ignored = (*family.WEIGHTS.ignored, *ignored)
+    else:
         raise Unsupported(f"method='mtp': octavo knows no layers of MTP of {family.__name__}.")
-    rules = dict(family.WEIGHTS.rules) | {"layers.*." + name: to(ours) for name, ours in _MTP_NAMES.items()}
-    start = f"model.layers.{size_of(config, 'num_hidden_layers')}."
-    ignored = (*family.WEIGHTS.ignored, r"\.shared_head\.head\.", r"\.embed_tokens\.")
-    weights = _LayerBehind(rules, "model.", ignored, start=start)
+    weights = _LayerOf({**family.WEIGHTS.rules, **names}, "model.", ignored, start=start, place=place)
     return type(f"{family.__name__}MTP", (MTP,), {"WEIGHTS": weights, "FAMILY": family})

@@ -95,6 +95,8 @@ class Family(Model):
 
     has_spare_layers: ClassVar[bool] = False
     """Checkpoints have layers behind the last one that only training or drafting uses."""
+    MTP_NAMES: ClassVar[Mapping[str, Target]] = {}
+    """Of the parts of a layer of MTP, where checkpoints have it under `mtp.`."""
     WEIGHTS: WeightMap
     GGUF_WEIGHTS: WeightMap
     CLASSIFIER: ClassVar[ClassifierArch] = ClassifierArch()
@@ -107,7 +109,10 @@ class Family(Model):
     @staticmethod
     @abstractmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read a config in Hugging Face's form, plus `max_model_len`. Raises BadCheckpoint or Unsupported."""
+        """Read a config in Hugging Face's form, plus `max_model_len` and `num_drafts`.
+
+        Raises BadCheckpoint or Unsupported.
+        """
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         """Construct with parameters still to be loaded."""

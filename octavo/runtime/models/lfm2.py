@@ -60,7 +60,8 @@ class LFM2(Decoder):
             norm=NormArch(eps=config.get("norm_eps") or 1e-5),
             tied_head=bool(config.get("tie_embedding", config.get("tie_word_embeddings", True))),
         )
-        conv = RecurrentArch(taps=config.get("conv_L_cache", 3), size=size, bias=bias, conv_bias=bias)
+        taps, num_drafts = config.get("conv_L_cache", 3), config.get("num_drafts", 0)
+        conv = RecurrentArch(taps=taps, size=size, bias=bias, conv_bias=bias, num_drafts=num_drafts)
         return with_recurrent_layers(config, arch, conv)
 
 

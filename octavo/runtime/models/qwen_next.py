@@ -45,6 +45,11 @@ _NAMES = scan_weights("layers.*.linear_attn") | {
     "layers.*.linear_attn.in_proj_b": to(_PROJECT, "strength.scores"),
     "layers.*.linear_attn.in_proj_a": to(_PROJECT, "step.scores"),
 }
+_MTP_NAMES = {
+    "fc": to("fc"),
+    "pre_fc_norm_embedding": to("embeds_norm", "", plus_one),
+    "pre_fc_norm_hidden": to("states_norm", "", plus_one),
+}
 _IGNORED = (*Decoder.WEIGHTS.ignored, r"^mtp\.")
 """Layers for drafting, too."""
 
@@ -52,6 +57,7 @@ _IGNORED = (*Decoder.WEIGHTS.ignored, r"^mtp\.")
 class Qwen35(Decoder):
     """Qwen 3.5, the text model, without experts."""
 
+    MTP_NAMES = _MTP_NAMES
     WEIGHTS = replace(Decoder.WEIGHTS.replace(_NAMES), ignored=_IGNORED)
 
     @staticmethod
@@ -69,7 +75,8 @@ class Qwen35(Decoder):
             num_groups=size_of(config, "linear_num_key_heads"),
             is_delta=True,
         )
-        delta = RecurrentArch(taps=size_of(config, "linear_conv_kernel_dim"), scan=scan)
+        taps, num_drafts = size_of(config, "linear_conv_kernel_dim"), config.get("num_drafts", 0)
+        delta = RecurrentArch(taps=taps, scan=scan, num_drafts=num_drafts)
         arch = read_arch(config, attention=heads, rope=read_rope(config, heads.head_dim))
         return with_recurrent_layers(config, arch, delta)
 

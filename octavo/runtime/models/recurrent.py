@@ -42,7 +42,8 @@ def read_mamba2(config: Config) -> RecurrentArch:
         limits=(least, most),
     )
     biases = {"bias": bool(config.get("mamba_proj_bias")), "conv_bias": config.get("mamba_conv_bias", True)}
-    return RecurrentArch(taps=size_of(config, "mamba_d_conv", 4), scan=scan, **biases)
+    taps, num_drafts = size_of(config, "mamba_d_conv", 4), config.get("num_drafts", 0)
+    return RecurrentArch(taps=taps, scan=scan, num_drafts=num_drafts, **biases)
 
 
 def scan_weights(prefix: str, place: str = "layers.*.attention") -> dict[str, Target]:

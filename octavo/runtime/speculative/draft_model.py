@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
+from octavo.messages.kv import StateKV
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
@@ -29,6 +31,10 @@ class DraftModel(Drafter):
         """missing: [n] int64, tokens of the vocabulary that it never guesses"""
         self.model, self._missing = model, missing
         self.kv_specs = [layer.kv_spec for layer in model.cache_layers]
+        if any(isinstance(spec, StateKV) for spec in self.kv_specs):
+            raise Unsupported(
+                "A draft model cannot have recurrent layers, as it reads its own guesses: use another one."
+            )
         self.weight_bytes = model.weight_bytes
         self._max_tokens = config.scheduler.max_num_batched_tokens
         windows = [spec.sliding_window for spec in self.kv_specs if spec.sliding_window]

@@ -259,7 +259,7 @@ class CUDAGraphs(Replayer):
         order = np.arange(len(work.rows))
         if shape.chunks:
             order[singles:] += shape.singles - singles
-        if not shape.common_start:  # whose neighbours stay together
+        if not shape.common_start and (np.diff(work.owners) > 0).all():  # neighbours, or drafts
             order[(-work.computed[:singles]).argsort(kind="stable")] = np.arange(singles)
         return order
 

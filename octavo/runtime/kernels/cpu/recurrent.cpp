@@ -2,6 +2,7 @@
 //
 // A task has a request's part of a state that no other task needs, and computes the request's tokens in order. So
 // neither chunks nor other requests change a bit.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -20,23 +21,33 @@ struct States {
     int64_t table_stride;
     const int64_t* slots;
     const int32_t *bounds, *lens;
+    int64_t requests, drafts;
 
     float* of(int64_t block) const { return cache + block * block_stride + offset; }
 
-    // Call piece(first, last, from, to) for the tokens of a request in each block: `from` has the state before them
-    // (null: zeros), `to` is where it goes; null: nowhere.
+    float* at(int64_t slot) const { return of(slot / block_size); }
+
+    // Whether the only token of a request is a draft behind that of the one before.
+    bool follows(int64_t request) const {
+        if (!drafts || request < 1 || request >= requests || bounds[request + 1] != bounds[request] + 1) return false;
+        const int64_t* slot = slots + bounds[request];
+        return bounds[request] > 0 && slot[-1] >= 0 && slot[0] == slot[-1] + 1 && slot[0] % block_size != 0;
+    }
+
+    // Call piece(first, last, position, from, to) for the tokens of a request in each block, the first at `position`:
+    // `from` has the state before them (null: zeros), `to` is where it goes; null: nowhere.
     template <class Piece>
     void walk_pieces(int64_t request, Piece&& piece) const {
         int64_t first = bounds[request], end = lens[request];
         int64_t position = end - (bounds[request + 1] - first);
         if (position < 0 || end == 0) return;
-        const float* from =
+        float* from =
             position ? of(tables[request * table_stride + (position - 1) / block_size]) : nullptr;
         while (position < end) {
             int64_t stop = std::min(end, (position / block_size + 1) * block_size);
             int64_t last = first + stop - position, slot = slots[last - 1];
             float* to = slot < 0 ? nullptr : of(slot / block_size);
-            piece(first, last, from, to);
+            piece(first, last, position, from, to);
             from = to;
             first = last, position = stop;
         }
@@ -53,25 +64,32 @@ void convolve(const States& states, int64_t request, int64_t channel, int64_t ch
     V w[MOST_TAPS], h[MOST_TAPS] = {};
     for (int i = 0; i < taps; i++) w[i] = get(weight + i * channels + channel);
     V start = bias ? get(bias + channel) : V{};
+    const int64_t size = states.drafts ? taps + states.drafts : taps - 1;
+    auto input = [&](float* state, int64_t position) { return state + position % size * channels + channel; };
+    auto take = [&](int64_t t) {
+        V a = get(x + t * x_stride + channel);
+        h[taps - 1] = before ? a * get(before + t * before_stride + channel) : a;
+        V total = start;
+        for (int i = 0; i < taps; i++) total = total + w[i] * h[i];
+        for (int i = 0; i < taps - 1; i++) h[i] = h[i + 1];
+        total = act(total);
+        put(y + t * channels + channel, behind ? total * get(behind + t * behind_stride + channel) : total);
+    };
     bool begun = false;
-    states.walk_pieces(request, [&](int64_t first, int64_t last, const float* from, float* to) {
-        if (!begun && from) {
-            for (int i = 0; i < taps - 1; i++) h[i] = get(from + i * channels + channel);
+    states.walk_pieces(request, [&](int64_t first, int64_t last, int64_t position, float* from, float* to) {
+        for (int64_t i = 0, p = position - taps + 1; !begun && from && i < taps - 1; i++, p++) {
+            h[i] = p < 0 ? V{} : get(input(from, p));
         }
         begun = true;
-        for (int64_t t = first; t < last; t++) {
-            V a = get(x + t * x_stride + channel);
-            h[taps - 1] = before ? a * get(before + t * before_stride + channel) : a;
-            V total = start;
-            for (int i = 0; i < taps; i++) total = total + w[i] * h[i];
-            for (int i = 0; i < taps - 1; i++) h[i] = h[i + 1];
-            total = act(total);
-            put(y + t * channels + channel, behind ? total * get(behind + t * behind_stride + channel) : total);
-        }
-        if (to) {
-            for (int i = 0; i < taps - 1; i++) put(to + i * channels + channel, h[i]);
+        for (int64_t t = first; t < last; t++) take(t);
+        for (int64_t i = 0, p = position + last - first - taps + 1; to && i < taps - 1; i++, p++) {
+            if (p >= 0) put(input(to, p), h[i]);
         }
     });
+    for (int64_t row = request + 1; states.follows(row); row++) {
+        take(states.bounds[row]);
+        put(input(states.at(states.slots[states.bounds[row]]), states.lens[row] - 1), h[taps - 2]);
+    }
 }
 
 constexpr int TILE = 32;  // tokens that a row of a state passes at once
@@ -171,11 +189,12 @@ extern "C" void octavo_causal_conv(const float* x, int64_t x_stride, int64_t tok
                                    int64_t before_stride, const float* behind, int64_t behind_stride, float* cache,
                                    int64_t block_stride, int64_t block_size, int64_t offset, const int32_t* tables,
                                    int64_t table_stride, const int64_t* slots, const int32_t* bounds,
-                                   const int32_t* lens, int64_t requests, float* y, int threads) {
-    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens};
+                                   const int32_t* lens, int64_t requests, int64_t drafts, float* y, int threads) {
+    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens, requests, drafts};
     const int64_t units = divide_up(channels, VL);
     for_rows(requests * units, VL * taps * (tokens / std::max<int64_t>(requests, 1) + 1), threads, [&](int64_t task) {
         int64_t request = task / units, channel = task % units * VL;
+        if (states.follows(request)) return;
         auto run = [&](auto lane, auto get, auto put, auto act, int64_t at) {
             convolve<decltype(lane)>(states, request, at, channels, taps, x, x_stride, weight, bias, before,
                                      before_stride, behind, behind_stride, y, get, put, act);
@@ -200,43 +219,80 @@ extern "C" void octavo_scan(const float* queries, int64_t query_stride, const fl
                             int64_t heads, int64_t rows, const float* rate, const float* bias, const float* skip,
                             float least, float most, float* cache, int64_t block_stride, int64_t block_size,
                             int64_t offset, const int32_t* tables, int64_t table_stride, const int64_t* slots,
-                            const int32_t* bounds, const int32_t* lens, int64_t requests, float* y, int threads) {
-    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens};
-    const int64_t nv = size / VL, state = rows * size;
+                            const int32_t* bounds, const int32_t* lens, int64_t requests, int64_t drafts, float* y,
+                            int threads) {
+    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens, requests, drafts};
+    const int64_t nv = size / VL, state = rows * size, all_keys = groups * size, all_values = heads * rows;
+    const int64_t logged = all_keys + all_values + (strengths ? 2 : 1) * heads, share = heads / groups;
     const Pass two = choose_pass<2>(nv, strengths), one = choose_pass<1>(nv, strengths);
     parallel_for(requests * heads, threads, [&](int64_t task) {
-        const int64_t request = task / heads, head = task % heads, group = head * groups / heads;
-        float* aside = nullptr;  // for states that nobody keeps
-        states.walk_pieces(request, [&](int64_t first, int64_t last, const float* from, float* to) {
-            if (!to) aside = scratch(state);
-            float* kept = to ? to + head * state : aside;
-            const float* source = from ? from + head * state : first == bounds[request] ? nullptr : aside;
-            for (int64_t at = first; at < last; at += TILE) {
-                const int count = int(std::min<int64_t>(TILE, last - at));
-                Tokens tile;
-                tile.queries = queries + at * query_stride + group * size, tile.query_stride = query_stride;
-                tile.keys = keys + at * key_stride + group * size, tile.key_stride = key_stride;
-                tile.values = values + at * value_stride + head * rows, tile.value_stride = value_stride;
-                tile.y = y + (at * heads + head) * rows, tile.y_stride = heads * rows;
-                tile.skip = skip ? skip[head] : 0.0f;
-                for (int t = 0; t < count; t++) {
-                    float step = softplus(steps[(at + t) * step_stride + head] + bias[head]);
-                    step = std::min(std::max(step, least), most);
-                    tile.decay[t] = std::exp(rate[head] * step);
-                    tile.step[t] = step, tile.key_scale[t] = tile.query_scale[t] = 1.0f;
-                    if (strengths) {
-                        tile.step[t] = plain_sigmoid(strengths[(at + t) * strength_stride + head]);
-                        tile.key_scale[t] = unit_scale(tile.keys + t * key_stride, size);
-                        tile.query_scale[t] =
-                            unit_scale(tile.queries + t * query_stride, size) / std::sqrt(float(size));
-                    }
-                }
-                int64_t row = 0;
-                for (; row + 2 <= rows; row += 2) two(tile, row, count, int(nv), source, kept);
-                if (row < rows) one(tile, row, count, int(nv), source, kept);
-                source = kept;
+        const int64_t request = task / heads, head = task % heads, group = head / share;
+        if (states.follows(request)) return;
+        float* aside = scratch(state + rows);  // for states that nobody keeps, and results
+        const float* source = nullptr;
+        auto prepare = [&](Tokens& tile, int t, const float* score, const float* strength) {
+            float step = softplus(*score + bias[head]);
+            step = std::min(std::max(step, least), most);
+            tile.decay[t] = std::exp(rate[head] * step);
+            tile.step[t] = step, tile.key_scale[t] = tile.query_scale[t] = 1.0f;
+            if (strengths) {
+                tile.step[t] = plain_sigmoid(*strength);
+                tile.key_scale[t] = unit_scale(tile.keys + t * tile.key_stride, size);
+                tile.query_scale[t] = unit_scale(tile.queries + t * tile.query_stride, size) / std::sqrt(float(size));
             }
+        };
+        auto run = [&](const Tokens& tile, int count, float* kept) {
+            int64_t row = 0;
+            for (; row + 2 <= rows; row += 2) two(tile, row, count, int(nv), source, kept);
+            if (row < rows) one(tile, row, count, int(nv), source, kept);
+            source = kept;
+        };
+        auto take = [&](int64_t at, int count, float* kept) {
+            Tokens tile;
+            tile.queries = queries + at * query_stride + group * size, tile.query_stride = query_stride;
+            tile.keys = keys + at * key_stride + group * size, tile.key_stride = key_stride;
+            tile.values = values + at * value_stride + head * rows, tile.value_stride = value_stride;
+            tile.y = y + (at * heads + head) * rows, tile.y_stride = heads * rows;
+            tile.skip = skip ? skip[head] : 0.0f;
+            for (int t = 0; t < count; t++) {
+                prepare(tile, t, steps + (at + t) * step_stride + head,
+                        strengths ? strengths + (at + t) * strength_stride + head : nullptr);
+            }
+            run(tile, count, kept);
+        };
+        auto marks_of = [&](float* block) { return block + heads * state + head * rows; };
+        auto log_of = [&](float* block, int64_t position) {
+            return block + heads * state + all_values + position % (2 * drafts + 1) * logged;
+        };
+        // Let the state pass the drafts that came true since it was left.
+        auto catch_up = [&](float* block, int64_t position) {
+            for (int64_t p = std::max(int64_t(*marks_of(block)), position - drafts); p < position; p++) {
+                const float* entry = log_of(block, p);
+                Tokens tile{entry + group * size, entry + group * size, entry + all_keys + head * rows, 0, 0, 0,
+                            aside + state};
+                prepare(tile, 0, entry + all_keys + all_values + head, entry + all_keys + all_values + heads + head);
+                run(tile, 1, aside);
+            }
+        };
+        states.walk_pieces(request, [&](int64_t first, int64_t last, int64_t position, float* from, float* to) {
+            if (first == bounds[request] && from) {
+                source = from + head * state;
+                if (drafts) catch_up(from, position);
+            }
+            for (int64_t at = first; at < last; at += TILE) {
+                take(at, int(std::min<int64_t>(TILE, last - at)), to ? to + head * state : aside);
+            }
+            if (to && drafts) std::fill_n(marks_of(to), rows, float(position + last - first));
         });
+        for (int64_t row = request + 1; states.follows(row); row++) {
+            const int64_t at = bounds[row];
+            take(at, 1, aside);
+            float* entry = log_of(states.at(slots[at]), lens[row] - 1);
+            if (head % share == 0) std::copy_n(keys + at * key_stride + group * size, size, entry + group * size);
+            std::copy_n(values + at * value_stride + head * rows, rows, entry + all_keys + head * rows);
+            entry[all_keys + all_values + head] = steps[at * step_stride + head];
+            if (strengths) entry[all_keys + all_values + heads + head] = strengths[at * strength_stride + head];
+        }
     });
 }
 OCTAVO_EXPORTED(octavo_scan)

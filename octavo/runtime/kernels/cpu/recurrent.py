@@ -48,7 +48,7 @@ class CompiledRecurrence:
 
 
 def _states(states: States) -> tuple[int, ...]:
-    cache, offset, tables, slots, batch = states
+    cache, offset, tables, slots, batch, num_drafts = states
     where = cache.data_ptr(), cache.stride(0), cache.shape[1], offset
-    lens = batch.cu_q_lens.data_ptr(), batch.kv_lens.data_ptr(), len(batch.kv_lens)
+    lens = batch.cu_q_lens.data_ptr(), batch.kv_lens.data_ptr(), len(batch.kv_lens), num_drafts
     return *where, tables.data_ptr(), tables.stride(0), slots.data_ptr(), *lens

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from octavo.runtime.kernels.recurrent import SCAN_CHUNK, Decay, Scanned, States
 from octavo.runtime.kernels.triton.launch import WAVE, cdiv, power_of_2
-from octavo.runtime.kernels.triton.states import decay_of, numbers_of, owners_of, state_place, strides_of
+from octavo.runtime.kernels.triton.states import (
+    decay_of,
+    numbers_of,
+    owners_of,
+    put_state,
+    state_before,
+    state_place,
+    strides_of,
+)
 
 _LONG_CHUNK = 64  # where no system is solved
 _ROWS = 32  # of a state; half of it where that occupies the device
@@ -72,22 +80,21 @@ def _inverse_kernel(
 def _chunk_kernel(
     queries, keys, values, steps, strengths, rate, bias, skip, inverse, y, cache, tables, slots, bounds, lens,
     stride_q, stride_k, stride_v, stride_steps, stride_strengths, block_stride, table_stride, offset,
-    least, most, first_request,
-    H: tl.constexpr, G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, N_PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    least, most, first_request, H: tl.constexpr, G: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    N_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, DRAFTS: tl.constexpr,
+    DELTA: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Let ROWS rows of the state of one head pass the tokens of one request."""
     owner, head = first_request + tl.program_id(0).to(tl.int64), tl.program_id(1)
     p, n, i = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, N_PAD), tl.arange(0, CHUNK)
     group = head // (H // G)
     first, end = tl.load(bounds + owner), tl.load(bounds + owner + 1)
-    begin = tl.load(lens + owner) - (end - first)
-    place = (head * P + p)[:, None] * N + n[None, :]
-    inside = (p < P)[:, None] & (n < N)[None, :]
-    source = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
-    state = tl.load(source + place, mask=inside & (begin > 0), other=0.0)
-    token = first
+    token, begin = first, tl.load(lens + owner) - (end - first)
+    place, inside = (head * P + p)[:, None] * N + n[None, :], (p < P)[:, None] & (n < N)[None, :]
+    at = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
+    state = state_before(
+        at, place, inside, begin, rate, bias, least, most, head, p, n, H, G, N, P, DRAFTS, DELTA
+    )
     while token < end:
         chunk = token // CHUNK * CHUNK
         border = token + BLOCK - (begin + token - first) % BLOCK
@@ -127,7 +134,8 @@ def _chunk_kernel(
         state = state * tl.exp(total) + tl.dot(tl.trans(added), k, input_precision=PRECISION)
         if (stop == end) | (stop == border):
             slot = tl.load(slots + stop - 1)
-            tl.store(cache + slot // BLOCK * block_stride + offset + place, state, mask=inside & (slot >= 0))
+            kept = cache + slot // BLOCK * block_stride + offset
+            put_state(kept, slot, state, place, inside, begin + stop - first, head, p, H, N, P, DRAFTS)
         token = stop
 # fmt: on
 
@@ -159,7 +167,8 @@ def scan_chunks(new: Scanned, decay: Decay, states: States, y: Tensor) -> None:
     strides_in = [x.stride(0) for x in inputs] + [*strides_of(states)]
     number = (requests - batch.num_singles) * heads
     rows = max(16, min(_ROWS if number * cdiv(size, _ROWS) >= WAVE else _ROWS // 2, power_of_2(size)))
-    kind = {"ROWS": rows, "P": size, "DELTA": new.strengths is not None, "SKIP": decay.skip is not None}
+    kind = {"P": size, "DELTA": new.strengths is not None, "SKIP": decay.skip is not None}
+    kind |= {"ROWS": rows, "DRAFTS": states.num_drafts}
     _chunk_kernel[requests - batch.num_singles, heads, cdiv(size, rows)](
         *inputs, decay.rate, decay.bias, skip, inverse, y, *numbers_of(states), *strides_in, *decay.limits,
         batch.num_singles, **common, **kind,

@@ -15,7 +15,18 @@ from torch import Tensor
 from octavo.runtime.kernels.recurrent import Conv, Decay, Factors, GateForm, Scanned, States
 from octavo.runtime.kernels.triton.chunked_scan import scan_chunks
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
-from octavo.runtime.kernels.triton.states import decay_of, numbers_of, owners_of, state_place, strides_of
+from octavo.runtime.kernels.triton.states import (
+    decay_of,
+    follows,
+    log_place,
+    numbers_of,
+    owners_of,
+    passed,
+    put_state,
+    state_before,
+    state_place,
+    strides_of,
+)
 
 _ELEMENTS = 1024  # of one program
 
@@ -23,8 +34,8 @@ _ELEMENTS = 1024  # of one program
 # fmt: off
 @triton.jit
 def _taken(
-    x, before, state, token, channel, first, there, had_state, inside,
-    stride_x, stride_before, C: tl.constexpr, TAPS: tl.constexpr, FACTORS: tl.constexpr,
+    x, before, state, token, channel, first, there, inside,
+    begin, stride_x, stride_before, C: tl.constexpr, RING: tl.constexpr, FACTORS: tl.constexpr,
 ):
     """Return what the convolution takes of `token`, which may stand before the first of its request."""
     here = (there & (token >= first))[:, None] & inside
@@ -32,17 +43,29 @@ def _taken(
     if FACTORS:
         place = before + token[:, None] * stride_before + channel
         value *= tl.load(place, mask=here, other=0.0).to(tl.float32)
-    kept = (there & had_state & (token < first))[:, None] & inside
-    row = TAPS - 1 + token - first
+    position = begin + token - first
+    kept = (there & (position >= 0) & (token < first))[:, None] & inside
+    row = position % RING
     return tl.where(kept, tl.load(state[:, None] + row[:, None] * C + channel, mask=kept, other=0.0), value)
+
+
+@triton.jit
+def _rows_before(slots, first, there, BLOCK: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr):
+    """Return how many tokens just before `first`, that a convolution reads, are of the same request."""
+    count = tl.zeros_like(first)
+    if RING >= TAPS:
+        for i in tl.static_range(TAPS - 1):
+            there = follows(slots, first - i, there, BLOCK)
+            count += there.to(count.dtype)
+    return count
 
 
 @triton.jit
 def _conv_kernel(
     x, weight, bias, before, behind, y, cache, tables, slots, bounds, lens,
     stride_x, stride_before, stride_behind, block_stride, table_stride, offset, num_tokens, num_requests,
-    C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
-    WIDTH: tl.constexpr, SILU: tl.constexpr, BIASED: tl.constexpr, FACTORS: tl.constexpr,
+    C: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, SILU: tl.constexpr, BIASED: tl.constexpr, FACTORS: tl.constexpr,
     SINGLES: tl.constexpr,
 ):
     """Convolve some channels of some tokens. SINGLES: each is a request's only one, which gets its state."""
@@ -52,6 +75,8 @@ def _conv_kernel(
     first, end = tl.load(bounds + owner), tl.load(bounds + owner + 1)
     there = token < end
     begin = tl.load(lens + owner) - (end - first)
+    before_it = _rows_before(slots, first, there, BLOCK, TAPS, RING)
+    position, first, begin = begin + token - first, first - before_it, begin - before_it
     state = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
     inside = (token < num_tokens)[:, None] & (channel < C)
     total = tl.zeros([TILE, WIDTH], tl.float32)
@@ -62,13 +87,14 @@ def _conv_kernel(
     for i in tl.static_range(TAPS):
         source = token - (TAPS - 1 - i)
         value = _taken(
-            x, before, state, source, channel, first, there, begin > 0, inside, stride_x, stride_before, C,
-            TAPS, FACTORS,
+            x, before, state, source, channel, first, there, inside, begin, stride_x, stride_before, C, RING,
+            FACTORS,
         )
         total += value * tl.load(weight + i * C + channel, mask=channel < C, other=0.0).to(tl.float32)
         if SINGLES and i > 0:
-            stored = inside & (there & (slot >= 0))[:, None]
-            tl.store(target[:, None] + (i - 1) * C + channel, value, mask=stored)
+            kept = position - (TAPS - 1 - i)
+            stored = inside & (there & (slot >= 0) & (kept >= 0))[:, None]
+            tl.store(target[:, None] + (kept % RING)[:, None] * C + channel, value, mask=stored)
     if SILU:
         total *= tl.sigmoid(total)
     if FACTORS:
@@ -81,7 +107,8 @@ def _conv_kernel(
 def _conv_state_kernel(
     x, before, cache, tables, slots, bounds, lens,
     stride_x, stride_before, block_stride, table_stride, offset,
-    C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, FACTORS: tl.constexpr,
+    C: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    FACTORS: tl.constexpr,
 ):
     """Leave the last inputs of a request in each block that its tokens reach.
 
@@ -91,57 +118,108 @@ def _conv_state_kernel(
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     first, end = tl.load(bounds + owner), tl.load(bounds + owner + 1)
     begin = tl.load(lens + owner) - (end - first)
-    state = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
     last = tl.max(end - 1, 0).to(tl.int64)
     least, position = tl.max(first, 0), tl.max(begin, 0)
+    before_it = _rows_before(slots, first, first < end, BLOCK, TAPS, RING)
+    first, begin = first - before_it, begin - before_it
+    state = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
     while last >= least:
         slot = tl.load(slots + last)
         target = cache + slot // BLOCK * block_stride + offset
         for i in tl.static_range(1, TAPS):
             source = last - (TAPS - 1 - i) + tl.zeros([1], tl.int64)
             value = _taken(
-                x, before, state, source, channel, first, first < end, begin > 0, channel < C, stride_x,
-                stride_before, C, TAPS, FACTORS,
+                x, before, state, source, channel, first, first < end, channel < C, begin, stride_x,
+                stride_before, C, RING, FACTORS,
             )
-            tl.store(target + (i - 1) * C + channel, value, mask=(channel < C) & (slot >= 0))
+            kept = position + last - least - (TAPS - 1 - i)
+            stored = (channel < C) & (slot >= 0) & (kept >= 0)
+            tl.store(target + kept % RING * C + channel, value, mask=stored)
         last -= (position + last - least) % BLOCK + 1
+
+
+@triton.jit
+def _scan_token(
+    state, t, queries, keys, values, steps, strengths, rate, bias, skip, y, stride_q, stride_k, stride_v,
+    stride_steps, stride_strengths, least, most, head, row, n, H: tl.constexpr, G: tl.constexpr,
+    N: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
+):
+    """Let some rows of a state pass a token, and store what it reads of them."""
+    group = head // (H // G)
+    q = tl.load(queries + t * stride_q + group * N + n, mask=n < N, other=0.0).to(tl.float32)
+    k = tl.load(keys + t * stride_k + group * N + n, mask=n < N, other=0.0).to(tl.float32)
+    v = tl.load(values + t * stride_v + head * P + row, mask=row < P, other=0.0).to(tl.float32)
+    factor, step = decay_of(steps + t * stride_steps + head, rate + head, bias + head, least, most, True)
+    state = passed(state, k, v, factor, step, strengths + t * stride_strengths + head, DELTA)
+    if DELTA:
+        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * (N ** -0.5)
+    seen = tl.sum(state * q[None, :], 1)
+    if SKIP:
+        seen += tl.load(skip + head) * v
+    tl.store(y + (t * H + head) * P + row, seen.to(y.dtype.element_ty), mask=row < P)
+    return state
+
+
+@triton.jit
+def _log_draft(
+    entry, t, keys, values, steps, strengths, stride_k, stride_v, stride_steps, stride_strengths, head, row,
+    n, H: tl.constexpr, G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr,
+):
+    """Store the inputs of a draft; see Scanned."""
+    place = head // (H // G) * N + n
+    key = tl.load(keys + t * stride_k + place, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(entry + place, key, mask=n < N)
+    place, entry = head * P + row, entry + G * N
+    value = tl.load(values + t * stride_v + place, mask=row < P, other=0.0).to(tl.float32)
+    tl.store(entry + place, value, mask=row < P)
+    tl.store(entry + H * P + head, tl.load(steps + t * stride_steps + head).to(tl.float32))
+    if DELTA:
+        strength = tl.load(strengths + t * stride_strengths + head).to(tl.float32)
+        tl.store(entry + H * P + H + head, strength)
 
 
 @triton.jit
 def _scan_kernel(
     queries, keys, values, steps, strengths, rate, bias, skip, y, cache, tables, slots, bounds, lens,
     stride_q, stride_k, stride_v, stride_steps, stride_strengths, block_stride, table_stride, offset,
-    least, most, H: tl.constexpr, G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, N_PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
+    least, most, num_singles, H: tl.constexpr, G: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    N_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr, DELTA: tl.constexpr,
+    SKIP: tl.constexpr,
 ):
-    """Let ROWS rows of the state of one head pass the only token of one request."""
+    """Let ROWS rows of the state of one head pass the only token of one request, and the drafts behind it."""
     owner, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, n = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, N_PAD)
-    group = head // (H // G)
     t, begin = tl.load(bounds + owner).to(tl.int64), tl.load(lens + owner) - 1
     place = (head * P + row)[:, None] * N + n[None, :]
     inside = (row < P)[:, None] & (n < N)[None, :]
     source = state_place(cache, tables, owner, begin, block_stride, table_stride, offset, BLOCK)
-    state = tl.load(source + place, mask=inside & (begin > 0), other=0.0)
-    q = tl.load(queries + t * stride_q + group * N + n, mask=n < N, other=0.0).to(tl.float32)
-    k = tl.load(keys + t * stride_k + group * N + n, mask=n < N, other=0.0).to(tl.float32)
-    v = tl.load(values + t * stride_v + head * P + row, mask=row < P, other=0.0).to(tl.float32)
-    factor, step = decay_of(steps + t * stride_steps + head, rate + head, bias + head, least, most, True)
-    state *= tl.exp(factor)
-    if DELTA:
-        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * (N ** -0.5)
-        k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        strength = tl.sigmoid(tl.load(strengths + t * stride_strengths + head).to(tl.float32))
-        added = (v - tl.sum(state * k[None, :], 1)) * strength
-    else:
-        added = v * step
-    state += added[:, None] * k[None, :]
-    seen = tl.sum(state * q[None, :], 1)
-    if SKIP:
-        seen += tl.load(skip + head) * v
-    tl.store(y + (t * H + head) * P + row, seen.to(y.dtype.element_ty), mask=row < P)
+    if DRAFTS:  # noqa: SIM102  # decided while compiling
+        if follows(slots, t, True, BLOCK):
+            return
+    state = state_before(
+        source, place, inside, begin, rate, bias, least, most, head, row, n, H, G, N, P, DRAFTS, DELTA
+    )
+    state = _scan_token(
+        state, t, queries, keys, values, steps, strengths, rate, bias, skip, y, stride_q, stride_k, stride_v,
+        stride_steps, stride_strengths, least, most, head, row, n, H, G, N, P, DELTA, SKIP,
+    )
     slot = tl.load(slots + t)
-    tl.store(cache + slot // BLOCK * block_stride + offset + place, state, mask=inside & (slot >= 0))
+    kept = cache + slot // BLOCK * block_stride + offset
+    put_state(kept, slot, state, place, inside, begin + 1, head, row, H, N, P, DRAFTS)
+    if DRAFTS:
+        draft = t + 1
+        while follows(slots, draft, draft < num_singles, BLOCK):
+            state = _scan_token(
+                state, draft, queries, keys, values, steps, strengths, rate, bias, skip, y, stride_q,
+                stride_k, stride_v, stride_steps, stride_strengths, least, most, head, row, n, H, G, N, P,
+                DELTA, SKIP,
+            )
+            entry = log_place(kept, begin + draft - t, H, G, N, P, DRAFTS, DELTA)
+            _log_draft(
+                entry, draft, keys, values, steps, strengths, stride_k, stride_v, stride_steps,
+                stride_strengths, head, row, n, H, G, N, P, DELTA,
+            )
+            draft += 1
 
 
 @triton.jit
@@ -184,7 +262,7 @@ def causal_conv(x: Tensor, conv: Conv, states: States, factors: Factors | None) 
     tile = max(1, min(_ELEMENTS // width, power_of_2(tokens)))
     tensors, (block_stride, table_stride, offset) = numbers_of(states), strides_of(states)
     sizes = {"C": channels, "TAPS": len(weight), "BLOCK": states.cache.shape[1], "WIDTH": width}
-    sizes["FACTORS"] = factors is not None
+    sizes |= {"RING": conv.num_inputs(states.num_drafts), "FACTORS": factors is not None}
     inputs = x, weight, x if bias is None else bias, before, behind, y, *tensors
     numbers = x.stride(0), before.stride(0), behind.stride(0), block_stride, table_stride, offset
     kind = {"STEPS": (requests - 1).bit_length(), "TILE": tile, "SINGLES": singles}
@@ -215,8 +293,8 @@ def scan(new: Scanned, decay: Decay, states: States) -> Tensor:
         sizes = {"H": heads, "G": groups, "N": key_size, "P": size, "N_PAD": power_of_2(key_size)}
         kind: dict[str, Any] = {"DELTA": new.strengths is not None, "SKIP": decay.skip is not None}
         _scan_kernel[singles, heads, cdiv(size, rows)](
-            *inputs, decay.rate, decay.bias, skip, y, *numbers_of(states), *strides, *decay.limits,
-            ROWS=rows, BLOCK=states.cache.shape[1], **sizes, **kind,
+            *inputs, decay.rate, decay.bias, skip, y, *numbers_of(states), *strides, *decay.limits, singles,
+            ROWS=rows, BLOCK=states.cache.shape[1], DRAFTS=states.num_drafts, **sizes, **kind,
         )  # fmt: skip
     if singles < requests:
         scan_chunks(new, decay, states, y)
