@@ -33,7 +33,6 @@ class WorkersDrafting(Drafting):
         self._patience_s = 0.0
 
     def counts_behind(self, plan: StepPlan) -> list[int]:
-        """See Drafting."""
         asking = [
             place
             for place, request in enumerate(plan.requests)

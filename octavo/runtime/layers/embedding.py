@@ -29,7 +29,6 @@ class VocabEmbedding(Embedding):
         self._parallel = build.parallel
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Return the rows of ids [T], times `scale`: [T, size]."""
         if self._parallel.tp_size == 1:
             return self.method.gather(ids, scale)
         local = ids - self._shard.start

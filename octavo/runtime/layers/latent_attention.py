@@ -151,7 +151,6 @@ class _RopeFirst(ReplicatedLinear):
         self._rope_size = arch.rope_size
 
     def after_load(self) -> None:
-        """Turn the rows."""
         super().after_load()
         self.method.roll(self._rope_size)
         if self.bias is not None:

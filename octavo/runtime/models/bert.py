@@ -144,7 +144,6 @@ class DistilBert(Bert):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read DistilBERT's spelling."""
         renamed = {ours: config[own] for own, ours in DistilBert.OWN_NAMES.items() if own in config}
         arch = Bert.arch_from_hf({"hidden_act": config.get("activation") or "gelu"} | config | renamed)
         assert isinstance(arch, EncoderArch)

@@ -48,7 +48,6 @@ class MPNet(Bert):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read a config of RoBERTa's."""
         expect(config, relative_attention_num_buckets=BUCKETS)
         arch = Roberta.arch_from_hf({"layer_norm_eps": 1e-12} | config)
         assert isinstance(arch, EncoderArch)

@@ -31,7 +31,6 @@ class Nemotron(Arcee):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Fill in the defaults."""
         config = {"partial_rotary_factor": 0.5, "hidden_act": "relu2"} | config
         norm = NormArch(kind="layer", bias=True, eps=factor_of(config, "norm_eps", 1e-5))
         return read_arch(config, feed_forward=read_dense(config, gated=False), norm=norm)

@@ -99,5 +99,4 @@ class Qwen3Next(Qwen35):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Add the experts."""
         return with_experts(_DEFAULTS | config, Qwen35.arch_from_hf(config))

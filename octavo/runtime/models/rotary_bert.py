@@ -81,7 +81,6 @@ class NomicBert(Encoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read either spelling of the config."""
         expect(config, prenorm=False, rotary_emb_fraction=1.0, rotary_emb_interleaved=False)
         expect(config, moe_every_n_layers=0, activation_function="swiglu", qkv_proj_bias=False)
         config = {"rope_theta": 1000.0, "hidden_act": "silu", "type_vocab_size": 2} | config
@@ -97,7 +96,6 @@ class GTE(Encoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read GTE's own config or transformers'."""
         expect(config, position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True)
         expect(config, logn_attention_scale=False)
         config = {"rope_theta": 160000.0, "layer_norm_eps": 1e-12, "type_vocab_size": 1} | config
@@ -112,7 +110,6 @@ class JinaV3(Encoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read transformers' config."""
         config = {"rope_theta": 20000.0, "layer_norm_eps": 1e-5, "type_vocab_size": 1} | config
         return _arch(config, qkv_bias=True, out_bias=True, gated=False, bias=True)
 

@@ -30,7 +30,6 @@ class GGUF(Scheme):
         return GGUFLinear(self.storage)
 
     def is_packed(self, name: str) -> bool:
-        """Return True."""
         return True
 
     def experts(self, name: str) -> ExpertsMethod:

@@ -25,5 +25,4 @@ class MXFP4(Scheme):
         return self._plain.linear(name)
 
     def experts(self, name: str) -> ExpertsMethod:
-        """Return a method over codes."""
         return PackedExperts(self.storage, name, lambda projection, shard: _FORM)

@@ -70,7 +70,6 @@ class Penalties(KernelProcessor):
         self._counts.view(-1)[marked] = values[1].int()
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Penalise the tokens that occur."""
         if self._new:
             self._enter_new()
         lengths = self._occurring.lengths[batch.rows]

@@ -81,7 +81,6 @@ class Heads(Drafter):
         return columns(found, len(turn.rows))
 
     def chain(self, links: Links) -> None:
-        """See Drafter."""
         hidden, ids = links.hidden[links.lasts], links.following[links.lasts]
         for number in range(links.end.count):
             logits, hidden = self.guess(number, hidden, ids)

@@ -96,7 +96,6 @@ class DraftPart(StepPart):
         return Chained(kind, min(num_drafts, drafter.most) if drafter is not None else 0)
 
     def end(self, end: End) -> End:
-        """See StepPart."""
         if self._chained is not None:
             return self._chained
         return None if self._is_shown and self._drafter is not None and self._drafter.reads else end

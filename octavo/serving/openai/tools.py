@@ -42,7 +42,6 @@ class ToolUse:
     """Those the model is told of."""
     mode: Literal["none", "auto", "required", "named"]
     is_parallel: bool
-    shows_reasoning: bool
 
     @classmethod
     def of(cls, body: ChatRequest) -> "ToolUse":
@@ -61,7 +60,7 @@ class ToolUse:
             raise RequestError("tool_choice required needs tools.", "tool_choice")
         if not tools:
             mode = "none"
-        return cls(tools, mode, body.parallel_tool_calls is not False, body.include_reasoning is not False)
+        return cls(tools, mode, body.parallel_tool_calls is not False)
 
     def described(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates take them."""
