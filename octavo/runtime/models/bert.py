@@ -20,7 +20,7 @@ from octavo.runtime.models.arch import (
     size_of,
 )
 from octavo.runtime.models.encoder import Encoder, EncoderArch
-from octavo.runtime.models.weights import Target, WeightMap, to
+from octavo.runtime.models.weights import Target, WeightMap, qkv, to
 
 
 class Bert(Encoder):
@@ -32,9 +32,7 @@ class Bert(Encoder):
             "embeddings.position_embeddings": to("embed_positions"),
             "embeddings.token_type_embeddings": to("embed_types"),
             "embeddings.LayerNorm": to("embed_norm"),
-            "encoder.layer.*.attention.self.query": to("layers.*.attention.qkv", "q"),
-            "encoder.layer.*.attention.self.key": to("layers.*.attention.qkv", "k"),
-            "encoder.layer.*.attention.self.value": to("layers.*.attention.qkv", "v"),
+            **qkv("encoder.layer.*.attention.self.?", "layers.*.attention.qkv", ("query", "key", "value")),
             "encoder.layer.*.attention.output.dense": to("layers.*.attention.out"),
             "encoder.layer.*.attention.output.LayerNorm": to("layers.*.attention_norm"),
             "encoder.layer.*.intermediate.dense": to("layers.*.mlp.up"),
@@ -114,9 +112,7 @@ class DistilBert(Bert):
             "embeddings.word_embeddings": to("embed_tokens"),
             "embeddings.position_embeddings": to("embed_positions"),
             "embeddings.LayerNorm": to("embed_norm"),
-            "transformer.layer.*.attention.q_lin": to("layers.*.attention.qkv", "q"),
-            "transformer.layer.*.attention.k_lin": to("layers.*.attention.qkv", "k"),
-            "transformer.layer.*.attention.v_lin": to("layers.*.attention.qkv", "v"),
+            **qkv("transformer.layer.*.attention.?_lin", "layers.*.attention.qkv"),
             "transformer.layer.*.attention.out_lin": to("layers.*.attention.out"),
             "transformer.layer.*.sa_layer_norm": to("layers.*.attention_norm"),
             "transformer.layer.*.ffn.lin1": to("layers.*.mlp.up"),

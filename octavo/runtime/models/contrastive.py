@@ -30,7 +30,7 @@ from octavo.runtime.models.vision import (
     row,
     tower_weights,
 )
-from octavo.runtime.models.weights import WeightMap, to
+from octavo.runtime.models.weights import WeightMap, qkv, to
 
 _LAYER = "text_model.encoder.layers.*."
 
@@ -52,9 +52,7 @@ class CLIP(Decoder):
             "text_model.embeddings.position_embedding": to("embed_positions"),
             f"{_LAYER}layer_norm1": to("layers.*.attention_norm"),
             f"{_LAYER}layer_norm2": to("layers.*.mlp_norm"),
-            f"{_LAYER}self_attn.q_proj": to("layers.*.attention.qkv", "q"),
-            f"{_LAYER}self_attn.k_proj": to("layers.*.attention.qkv", "k"),
-            f"{_LAYER}self_attn.v_proj": to("layers.*.attention.qkv", "v"),
+            **qkv(f"{_LAYER}self_attn.?_proj", "layers.*.attention.qkv"),
             f"{_LAYER}self_attn.out_proj": to("layers.*.attention.out"),
             f"{_LAYER}mlp.fc1": to("layers.*.mlp.up"),
             f"{_LAYER}mlp.fc2": to("layers.*.mlp.down"),

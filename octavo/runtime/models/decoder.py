@@ -32,7 +32,7 @@ from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
 from octavo.runtime.layers.side_by_side import SideBySide, SideBySideArch
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
-from octavo.runtime.models.weights import WeightMap, layer_of, to
+from octavo.runtime.models.weights import WeightMap, layer_of, qkv, to
 
 ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention, SideBySideArch: SideBySide}
 FEED_FORWARDS = {DenseArch: MLP, ExpertsArch: Experts}
@@ -145,9 +145,7 @@ class Decoder(Family):
             "norm": to("norm"),
             "lm_head": to("lm_head"),
             "layers.*.input_layernorm": to("layers.*.attention_norm"),
-            "layers.*.self_attn.q_proj": to("layers.*.attention.qkv", "q"),
-            "layers.*.self_attn.k_proj": to("layers.*.attention.qkv", "k"),
-            "layers.*.self_attn.v_proj": to("layers.*.attention.qkv", "v"),
+            **qkv("layers.*.self_attn.?_proj", "layers.*.attention.qkv"),
             "layers.*.self_attn.q_norm": to("layers.*.attention.q_norm"),
             "layers.*.self_attn.k_norm": to("layers.*.attention.k_norm"),
             "layers.*.self_attn.o_proj": to("layers.*.attention.out"),
@@ -169,9 +167,7 @@ class Decoder(Family):
             "output": to("lm_head"),
             "blk.*.attn_norm": to("layers.*.attention_norm"),
             "blk.*.attn_qkv": to("layers.*.attention.qkv"),
-            "blk.*.attn_q": to("layers.*.attention.qkv", "q"),
-            "blk.*.attn_k": to("layers.*.attention.qkv", "k"),
-            "blk.*.attn_v": to("layers.*.attention.qkv", "v"),
+            **qkv("blk.*.attn_?", "layers.*.attention.qkv"),
             "blk.*.attn_q_norm": to("layers.*.attention.q_norm"),
             "blk.*.attn_k_norm": to("layers.*.attention.k_norm"),
             "blk.*.attn_output": to("layers.*.attention.out"),

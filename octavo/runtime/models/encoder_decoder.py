@@ -24,7 +24,7 @@ from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder, DecoderLayer
-from octavo.runtime.models.weights import Target, to
+from octavo.runtime.models.weights import Target, qkv, to
 
 Features = Mapping[str, Tensor]
 
@@ -136,9 +136,7 @@ def side_weights(side: str) -> dict[str, Target]:
     ours = "encoder.blocks.*." if side == "encoder" else "layers.*."
     theirs = f"{side}.layers.*."
     return {
-        f"{theirs}self_attn.q_proj": to(f"{ours}attention.qkv", "q"),
-        f"{theirs}self_attn.k_proj": to(f"{ours}attention.qkv", "k"),
-        f"{theirs}self_attn.v_proj": to(f"{ours}attention.qkv", "v"),
+        **qkv(f"{theirs}self_attn.?_proj", f"{ours}attention.qkv"),
         f"{theirs}self_attn.out_proj": to(f"{ours}attention.out"),
         f"{theirs}self_attn_layer_norm": to(f"{ours}attention_norm"),
         f"{theirs}encoder_attn.q_proj": to(f"{ours}cross_attention.q"),

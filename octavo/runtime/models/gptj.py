@@ -4,7 +4,7 @@ from octavo.runtime.layers.rotary import Rope
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.gpt2 import usual_names
-from octavo.runtime.models.weights import WeightMap, to
+from octavo.runtime.models.weights import WeightMap, qkv, to
 
 
 class GPTJ(Decoder):
@@ -16,9 +16,7 @@ class GPTJ(Decoder):
             "ln_f": to("norm"),
             "lm_head": to("lm_head"),
             "h.*.ln_1": to("layers.*.attention_norm"),
-            "h.*.attn.q_proj": to("layers.*.attention.qkv", "q"),
-            "h.*.attn.k_proj": to("layers.*.attention.qkv", "k"),
-            "h.*.attn.v_proj": to("layers.*.attention.qkv", "v"),
+            **qkv("h.*.attn.?_proj", "layers.*.attention.qkv"),
             "h.*.attn.out_proj": to("layers.*.attention.out"),
             "h.*.mlp.fc_in": to("layers.*.mlp.up"),
             "h.*.mlp.fc_out": to("layers.*.mlp.down"),

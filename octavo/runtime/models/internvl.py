@@ -13,7 +13,7 @@ from octavo.runtime.models.arch import Config, LayerArch, expect, read_norm, siz
 from octavo.runtime.models.idefics3 import join_patches
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.vision import Projector, VisionArch, VisionTower, cut_patches, flat, tower_body
-from octavo.runtime.models.weights import to
+from octavo.runtime.models.weights import qkv, to
 
 _VISION: Config = {
     "hidden_size": 1024,
@@ -48,9 +48,7 @@ class InternVLEncoder(MediaEncoder):
         f"{_LAYER}layernorm_after": to(f"{_BLOCK}mlp_norm"),
         f"{_LAYER}lambda_1": to(f"{_BLOCK}attention_out_norm.weight"),
         f"{_LAYER}lambda_2": to(f"{_BLOCK}mlp_out_norm.weight"),
-        f"{_LAYER}attention.q_proj": to(f"{_BLOCK}attention.qkv", "q"),
-        f"{_LAYER}attention.k_proj": to(f"{_BLOCK}attention.qkv", "k"),
-        f"{_LAYER}attention.v_proj": to(f"{_BLOCK}attention.qkv", "v"),
+        **qkv(f"{_LAYER}attention.?_proj", f"{_BLOCK}attention.qkv"),
         f"{_LAYER}attention.projection_layer": to(f"{_BLOCK}attention.out"),
         f"{_LAYER}mlp.fc1": to(f"{_BLOCK}mlp.up"),
         f"{_LAYER}mlp.fc2": to(f"{_BLOCK}mlp.down"),

@@ -11,7 +11,7 @@ from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import Arch, Config, expect
 from octavo.runtime.models.bert import Bert, Roberta
 from octavo.runtime.models.encoder import EncoderArch
-from octavo.runtime.models.weights import WeightMap, to
+from octavo.runtime.models.weights import WeightMap, qkv, to
 
 
 class MPNet(Bert):
@@ -24,9 +24,7 @@ class MPNet(Bert):
                 for stem, target in Bert.WEIGHTS.rules.items()
                 if ".attention." not in stem and "token_type" not in stem
             },
-            "encoder.layer.*.attention.attn.q": to("layers.*.attention.qkv", "q"),
-            "encoder.layer.*.attention.attn.k": to("layers.*.attention.qkv", "k"),
-            "encoder.layer.*.attention.attn.v": to("layers.*.attention.qkv", "v"),
+            **qkv("encoder.layer.*.attention.attn.?", "layers.*.attention.qkv"),
             "encoder.layer.*.attention.attn.o": to("layers.*.attention.out"),
             "encoder.layer.*.attention.LayerNorm": to("layers.*.attention_norm"),
             "encoder.relative_attention_bias": to("distances.table"),

@@ -16,7 +16,7 @@ from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower
 from octavo.runtime.models.vision import Projector, cut_patches, flat, tower_body
-from octavo.runtime.models.weights import to
+from octavo.runtime.models.weights import qkv, to
 
 _VISION: Config = {
     "hidden_size": 1024,
@@ -62,9 +62,7 @@ class PixtralEncoder(MediaEncoder):
         f"{_TOWER}ln_pre": to("encoder.tower.norm_in"),
         f"{_LAYER}attention_norm": to(f"{_BLOCK}attention_norm"),
         f"{_LAYER}ffn_norm": to(f"{_BLOCK}mlp_norm"),
-        f"{_LAYER}attention.q_proj": to(f"{_BLOCK}attention.qkv", "q"),
-        f"{_LAYER}attention.k_proj": to(f"{_BLOCK}attention.qkv", "k"),
-        f"{_LAYER}attention.v_proj": to(f"{_BLOCK}attention.qkv", "v"),
+        **qkv(f"{_LAYER}attention.?_proj", f"{_BLOCK}attention.qkv"),
         f"{_LAYER}attention.o_proj": to(f"{_BLOCK}attention.out"),
         f"{_LAYER}feed_forward.gate_proj": to(f"{_BLOCK}mlp.up", "gate"),
         f"{_LAYER}feed_forward.up_proj": to(f"{_BLOCK}mlp.up", "up"),

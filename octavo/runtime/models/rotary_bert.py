@@ -19,12 +19,10 @@ from octavo.runtime.models.arch import (
     size_of,
 )
 from octavo.runtime.models.encoder import Encoder, EncoderArch
-from octavo.runtime.models.weights import WeightMap, swap_halves, to
+from octavo.runtime.models.weights import WeightMap, qkv, swap_halves, to
 
 _ATTENTION = {
-    "self_attn.q_proj": to("attention.qkv", "q"),
-    "self_attn.k_proj": to("attention.qkv", "k"),
-    "self_attn.v_proj": to("attention.qkv", "v"),
+    **qkv("self_attn.?_proj", "attention.qkv"),
     "self_attn.o_proj": to("attention.out"),
     "attn.Wqkv": to("attention.qkv"),
     "attn.out_proj": to("attention.out"),

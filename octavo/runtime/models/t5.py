@@ -22,7 +22,7 @@ from octavo.runtime.models import encoder_decoder
 from octavo.runtime.models.arch import Arch, Config, LayerArch, expect, size_of
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.vision import full_batch
-from octavo.runtime.models.weights import Target, WeightMap, to
+from octavo.runtime.models.weights import Target, WeightMap, qkv, to
 
 _FEED_FORWARDS = {
     "relu": ("relu", False),
@@ -69,9 +69,7 @@ def _block_weights(side: str, ours: str, feed_forward: int) -> dict[str, Target]
     block = f"{side}.block.*."
     dense = f"{block}layer_{feed_forward}."
     return {
-        f"{block}layer_0.SelfAttention.q": to(f"{ours}attention.qkv", "q"),
-        f"{block}layer_0.SelfAttention.k": to(f"{ours}attention.qkv", "k"),
-        f"{block}layer_0.SelfAttention.v": to(f"{ours}attention.qkv", "v"),
+        **qkv(f"{block}layer_0.SelfAttention.?", f"{ours}attention.qkv"),
         f"{block}layer_0.SelfAttention.o": to(f"{ours}attention.out"),
         f"{block}layer_0.layer_norm": to(f"{ours}attention_norm"),
         f"{dense}DenseReluDense.wi": to(f"{ours}mlp.up"),

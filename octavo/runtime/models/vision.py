@@ -27,7 +27,7 @@ from octavo.runtime.models.arch import (
     size_of,
 )
 from octavo.runtime.models.decoder import DecoderLayer
-from octavo.runtime.models.weights import Target, to
+from octavo.runtime.models.weights import Target, qkv, to
 from octavo.runtime.transfer import send
 
 CLIP: Config = {
@@ -211,9 +211,7 @@ def tower_weights(prefix: str, tower: str = "encoder.tower.") -> dict[str, Targe
             f"{start}post_layernorm": to(f"{tower}norm_out"),
             f"{layer}layer_norm1": to(f"{block}attention_norm"),
             f"{layer}layer_norm2": to(f"{block}mlp_norm"),
-            f"{layer}self_attn.q_proj": to(f"{block}attention.qkv", "q"),
-            f"{layer}self_attn.k_proj": to(f"{block}attention.qkv", "k"),
-            f"{layer}self_attn.v_proj": to(f"{block}attention.qkv", "v"),
+            **qkv(f"{layer}self_attn.?_proj", f"{block}attention.qkv"),
             f"{layer}self_attn.out_proj": to(f"{block}attention.out"),
             f"{layer}mlp.fc1": to(f"{block}mlp.up"),
             f"{layer}mlp.fc2": to(f"{block}mlp.down"),

@@ -8,7 +8,7 @@ name to a parameter.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +53,11 @@ class Target(NamedTuple):
 
 
 to = Target
+
+
+def qkv(stem: str, module: str, names: Sequence[str] = "qkv") -> dict[str, Target]:
+    """Return the rules of queries, keys and values that our `module` has in one. stem: ? for their names"""
+    return {stem.replace("?", name): to(module, shard) for name, shard in zip(names, "qkv", strict=True)}
 
 
 @dataclass(frozen=True)
