@@ -409,6 +409,7 @@ class TestSeveralFronts:
         for _ in range(12):
             assert pair.post("/v1/completions", BODY).status_code == 200
 
+    @pytest.mark.slow
     def test_both_drain(self, pair):
         body = {**BODY, "max_tokens": 30}
         with ThreadPoolExecutor(8) as pool:

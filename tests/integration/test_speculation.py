@@ -121,6 +121,7 @@ def test_texts_are_the_same(smollm2_path, plain, options):
     assert num_guessed > num_accepted, "no guess was wrong"
 
 
+@pytest.mark.slow
 def test_steps_in_flight_change_nothing(tiny, tiny_plain):
     """There the last token is hardly ever known in time."""
     with LLM(**tiny, spec_method="ngram", steps_in_flight=2, max_num_seqs=7) as llm:

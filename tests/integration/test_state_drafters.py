@@ -548,7 +548,7 @@ def train(kind, oracle, texts):
     return {name: w.detach() for name, w in weights.items()}
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
 def test_trained_heads_guess_well(tmp_path, monkeypatch, kind, shift):

@@ -52,6 +52,9 @@ ARGUMENTS = {
     "profiling": ["{folder}"],
 }
 
+FAST = "basic", "llm_engine"
+CHOSEN = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PROMISES]
+
 
 def run(*arguments, **variables):
     done = subprocess.run(
@@ -70,8 +73,7 @@ def test_every_script_is_run():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PROMISES)
 
 
-@pytest.mark.matrix(6)
-@pytest.mark.parametrize("name", PROMISES)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_script(name, smollm2_path, tmp_path):
     given = [word.format(folder=tmp_path) for word in ARGUMENTS.get(name, [])]
     hook = [] if name == "early_engine" else AS_VLLM

@@ -21,7 +21,7 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import BLOCKS, make_blocks
 
-pytestmark = pytest.mark.matrix(3)
+pytestmark = pytest.mark.matrix(8)
 
 REF = ref_table()
 NAMES = sorted(BFLOAT16_TYPES)

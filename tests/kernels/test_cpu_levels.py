@@ -1,4 +1,8 @@
-"""Every instruction set that this CPU can run: right, and the same bits in any batch."""
+"""Every instruction set that this CPU can run: right, and the same bits in any batch.
+
+Compiles the kernels for each, so it runs with --whole alone;
+tests/kernels/test_fast_against_ref.py has the best for this CPU.
+"""
 
 import shlex
 
@@ -18,7 +22,7 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import make_blocks
 from tests.shared_objects import share_objects
 
-pytestmark = pytest.mark.matrix(4)
+pytestmark = pytest.mark.slow
 
 _HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build.cpu_features())]
 _PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS}

@@ -295,7 +295,7 @@ WORK = """
 """
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("arguments", "then", "stopped"),
     [
