@@ -247,7 +247,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """Of the weights that made the tokens; empty for those of the start."""
     source: KVSource | None = None
     """In the end: where another engine finds its prompt, if that was asked for."""
-    routes: list[RoutedTokens] = []
+    routes: list[RoutedTokens] | None = None
     """Which experts took tokens that are computed, if that is told."""
     drafts: DraftCounts | None = None
     """In the end, where tokens are guessed ahead."""

@@ -247,13 +247,14 @@ class Scheduler:
                 return
             if turns and turns.leaves_out(request, plan):
                 continue
-            guesses, num_behind = ahead.get(request), len(order) - served
-            if guesses is not None and not self._lookahead.extend(plan, request, guesses, num_behind):
+            num_behind = len(order) - served
+            drafts = ahead.get(request) if ahead else None
+            if drafts is not None and not self._lookahead.extend(plan, request, drafts, num_behind):
                 continue
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
                 continue
-            if not (num_new := self._next_part(request, plan, len(order) - served)):
+            if not (num_new := self._next_part(request, plan, num_behind)):
                 continue
             table = request.table
             assert table is not None

@@ -88,7 +88,8 @@ def _advance(
         output.logprobs = logprobs[: len(output.new_token_ids)]
     if result.prompt_logprobs:
         output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
-    output.routes = result.routes.get(request.request_id, [])
+    if result.routes:
+        output.routes = result.routes.get(request.request_id)
     return output
 
 

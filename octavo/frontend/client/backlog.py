@@ -62,7 +62,7 @@ def _append(output: EngineOutput, later: EngineOutput) -> None:
     output.error, output.ended_by_text = later.error, later.ended_by_text
     output.num_preemptions = later.num_preemptions
     output.source = later.source
-    output.routes = output.routes + later.routes
+    output.routes = _both(output.routes, later.routes)
 
 
 def _both(one: list[T] | None, other: list[T] | None) -> list[T] | None:
