@@ -2,6 +2,10 @@
 
 TRITON_INTERPRET must be 0. The kernels' own launch code runs, over tensors without values, as it would on
 that card. What it launches is compiled to machine code, and a line of JSON says what it takes.
+
+What a kernel takes depends on its tiles, warps, stages and the bytes of its types, and on what is switched
+on; not on the counts, strides and bounds that are constants, too. So of a thousand forms few are compiled:
+each tile with each width of its types, and each switch on and off.
 """
 
 import contextlib
@@ -27,6 +31,33 @@ def target_of(card):
     return GPUTarget("hip", card, CARDS[card].warp_size)
 
 
+_SHAPES = "TILE", "WIDTH", "D_PAD", "DOT", "TYPE", "KIND", "NUM_BYTES"
+"""What constants begin with that decide about tiles and types."""
+
+
+def covering(forms):
+    """Return forms that have all traits of `forms` between them, as few as are easily found."""
+    traits = [(_traits(*form), form) for form in forms]
+    left, chosen = set().union(*(found for found, _ in traits)), []
+    while left:
+        found, form = max(traits, key=lambda pair: len(pair[0] & left))
+        chosen.append(form)
+        left -= found
+    return chosen
+
+
+def _traits(src, options):
+    """The tile with its types, of which those of 16 bits count as one; and each switch."""
+    constants = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
+    types = [*src.signature.values(), *(pair for pair in constants.items() if pair[0].startswith(_SHAPES))]
+    how = options.get("num_warps"), options.get("num_stages")
+    return {
+        (*how, str(types).replace("bf16", "fp16")),
+        *((name, value) for name, value in constants.items() if isinstance(value, bool)),
+        ("WINDOW", constants.get("WINDOW", 0) > 0),
+    }
+
+
 class Compiler(offline_triton.Compiler):
     """Notes what is to be compiled, each form of a kernel once, and compiles it when asked to."""
 
@@ -41,8 +72,9 @@ class Compiler(offline_triton.Compiler):
         return super().compile(src)
 
     def usage(self, most):
-        """What each form takes, of at most so many of each kernel, spread over all of them."""
-        for name, forms in sorted(self.noted.items()):
+        """What each form of those that cover all takes, at most so many of each kernel, spread over them."""
+        for name, noted in sorted(self.noted.items()):
+            forms = covering(noted)
             step = max(1, -(-len(forms) // most))
             for src, options in forms[::step]:
                 constants = {src.fn.arg_names[path[0]]: str(value) for path, value in src.constants.items()}

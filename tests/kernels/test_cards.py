@@ -1,7 +1,7 @@
 """Every Triton kernel compiles to machine code for every card and takes no more than it has.
 
 No GPU is needed: the launch code runs as on the card, and Triton's compilers for NVIDIA and AMD do the rest.
-A few kernels are compiled here; OCTAVO_TEST_CARDS=1 compiles every form of all of them, for hours.
+A few kernels are compiled here; OCTAVO_TEST_CARDS=1 compiles all of them in all tiles, for half an hour.
 """
 
 import json
@@ -59,9 +59,9 @@ def test_what_a_dense_model_launches(card):
 @pytest.mark.opt_in("OCTAVO_TEST_CARDS")
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("card", [*NVIDIA, *AMD])
-def test_every_form_of_every_kernel(card):
+def test_every_tile_of_every_kernel(card):
     forms = compiled(card)
-    assert len(forms) > 300
+    assert len(forms) > 100
     assert list(faults(card, forms)) == []
     has_gluon = any(form["kernel"] in ("_few_rows_kernel", "_gates_kernel") for form in forms)
     assert has_gluon == (card == "sm_90")

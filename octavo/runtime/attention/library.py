@@ -1,11 +1,13 @@
 """`LibraryBackend`: attention by an installed library, for those kinds of steps in which it is faster here.
 
 At start, its kernels and those that would be used without it attend over the model's heads, in two shapes of
-decoding and two of prompts. What a library cannot do, and kinds of steps in which it was no faster, stay with
-the other back end. Named by the user, it is used without a measurement.
+decoding and two of prompts; what a library plans on the host counts, by its share of a layer. What a
+library cannot do, and kinds of steps in which it was no faster, stay with the other back end. Named by the
+user, it is used without a measurement.
 """
 
 import statistics
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import accumulate
@@ -30,6 +32,8 @@ SHAPES = {"decode": ((8, 1, 1024), (16, 1, 2048)), "prompt": ((1, 2048, 2048), (
 _LEAST_GAIN = 1.03
 _BLOCK = 64
 _TIMES = 9
+_BUSY = 2_000_000
+"""Cycles for which the device waits before work is timed, while the host launches it."""
 
 
 class LibraryBackend(PagedBackend):
@@ -86,18 +90,20 @@ class LibraryBackend(PagedBackend):
         is_plain = scores.is_causal and scores.sinks is None and not scores.keys_only
         return kind in self.kinds and is_known and is_plain and q.dtype == cache.dtype and len(q) > 0
 
-    def measure(self, spec: HeadsKV, num_heads: int) -> str:
+    def measure(self, spec: HeadsKV, num_heads: int, num_layers: int) -> str:
         """Keep the kinds of steps in which the library is faster. Returns the factors, for people."""
         told, faster = [], set()
         for kind in sorted(self.kinds):
-            gains = [self._gain(spec, num_heads, *shape) for shape in SHAPES[kind]]
+            gains = [self._gain(spec, num_heads, num_layers, *shape) for shape in SHAPES[kind]]
             told.append(f"{kind} {' and '.join(f'{gain:.2f}' for gain in gains)}")
             if statistics.geometric_mean(gains) >= _LEAST_GAIN:
                 faster.add(kind)
         self.kinds = frozenset(faster)
         return f"{', '.join(told)} times as fast as {type(self._other).__name__}"
 
-    def _gain(self, spec: HeadsKV, num_heads: int, requests: int, new: int, tokens: int) -> float:
+    def _gain(
+        self, spec: HeadsKV, num_heads: int, num_layers: int, requests: int, new: int, tokens: int
+    ) -> float:
         """Return how many times faster the library is. Raises Unsupported."""
         device = self.platform.device
         blocks = requests * tokens // _BLOCK
@@ -119,18 +125,35 @@ class LibraryBackend(PagedBackend):
         scores = Scores(spec.head_dim**-0.5, spec.sliding_window)
         own = _milliseconds(lambda: self._other.attend(q, cache, batch.groups[0], batch, scores))
         self._other.plan(batch)
-        return own / _milliseconds(lambda: self.attend_by_library(q, cache, tables, batch, scores))
+
+        def attend() -> Tensor:
+            return self.attend_by_library(q, cache, tables, batch, scores)
+
+        theirs = _milliseconds(attend)
+        self.plan(batch)
+        first, second = (_wall_milliseconds(attend, device) for _ in range(2))
+        return own / (theirs + max(0.0, first - second) / num_layers)
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
     """Return the median time of some calls on the device, after two."""
     event: Any = torch.cuda.Event
+    wait: Any = torch.cuda._sleep
     times: list[float] = []
     for _ in range(_TIMES + 2):
         begin, end = (event(enable_timing=True) for _ in range(2))
+        wait(_BUSY)
         begin.record()
         work()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times[2:])
+
+
+def _wall_milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e3 * (time.perf_counter() - began)

@@ -77,7 +77,7 @@ def _if_faster(
     assert isinstance(specs[0], HeadsKV)
     try:
         made = kind(own.platform, own.input_precision, own)
-        told = made.measure(specs[0], num_heads)
+        told = made.measure(specs[0], num_heads, len(specs))
     except Unsupported as error:
         reasons.append(str(error))
         return own

@@ -226,6 +226,7 @@ def test_a_library_is_used_for_what_it_is_faster_at(library_ms, kinds, installed
         return library_ms[kind] if FlashAttention.calls > calls else 2
 
     monkeypatch.setattr(library, "_milliseconds", milliseconds)
+    monkeypatch.setattr(library, "_wall_milliseconds", lambda work, device: 0.0)
     monkeypatch.setattr(FlashInferBackend, "supports", staticmethod(lambda spec, platform: "not here"))
     with caplog.at_level("DEBUG"):
         chosen = choose_backend([SPEC], Here(), num_heads=8)
@@ -237,8 +238,27 @@ def test_a_library_is_used_for_what_it_is_faster_at(library_ms, kinds, installed
     assert "flashinfer: not here" in caplog.text
 
 
+@pytest.mark.parametrize(("layers", "name"), [(1, "PagedBackend"), (100, "FlashInferBackend")])
+def test_a_plan_on_the_host_counts_once_for_all_layers(layers, name, installed, monkeypatch):
+    """FlashInfer takes half the time and plans for 40 ms."""
+    monkeypatch.setattr(library, "SHAPES", {"decode": (), "prompt": ((1, 64, 64),)})
+    monkeypatch.setattr(library, "_milliseconds", lambda work: 1 if made(work) else 2)
+    monkeypatch.setattr(library, "_wall_milliseconds", lambda work, device: next(walls))
+    monkeypatch.setattr(FlashAttentionBackend, "supports", staticmethod(lambda spec, platform: "not here"))
+    monkeypatch.setattr(FlashInferBackend, "why_not_tried", staticmethod(lambda: ""))
+    fake, walls = BatchPrefillWithPagedKVCacheWrapper, iter((41.0, 1.0))
+
+    def made(work):
+        calls = fake.calls
+        work()
+        return fake.calls > calls
+
+    chosen = choose_backend([SPEC] * layers, Here(), num_heads=8)
+    assert type(chosen).__name__ == name
+
+
 def test_a_library_that_fails_is_left_alone(installed, monkeypatch, caplog):
-    def fail(self, spec, heads):
+    def fail(self, spec, heads, layers):
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(FlashAttentionBackend, "measure", fail)

@@ -81,6 +81,12 @@ def has_matrix_units() -> bool:
     return known is None or known.has_matrix_units
 
 
+def has_warp_groups() -> bool:
+    """Return True on Hopper, where tiles were measured, and in Triton's interpreter."""
+    known = card()
+    return known is None or known.has_warp_groups
+
+
 def fits(num_stages: int, stage_bytes: int, other_bytes: int = 0) -> bool:
     """Return True if tiles of a loop in so many stages fit the card's shared memory, beside other tiles.
 

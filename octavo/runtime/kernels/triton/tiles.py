@@ -17,6 +17,7 @@ from octavo.runtime.kernels.triton.launch import (
     fits,
     has_copy_engine,
     has_matrix_units,
+    has_warp_groups,
     power_of_2,
 )
 
@@ -144,11 +145,12 @@ def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
     tile_m = max(16, power_of_2(constants["GROUP"]))
     pack, largest = tile_m // constants["GROUP"], block_size & -block_size
     is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
+    is_tight = is_slow(constants) and (constants["D_PAD"] == 128 or not has_warp_groups())
     return constants | {
         "TILE_M": tile_m,
-        "TILE_K": min(_SMALL if constants["D"] > 128 or is_slow(constants) else _MIDDLE, largest),
+        "TILE_K": min(_SMALL if constants["D"] > 128 or is_tight else _MIDDLE, largest),
         "PACK": pack,
-        "num_warps": 4 if is_slow(constants) else 2,
+        "num_warps": 4 if is_tight else 2,
         "num_stages": 3 if is_alone and not is_slow(constants) else 2,
     }
 
