@@ -7,11 +7,12 @@ from torch import Tensor
 
 from octavo.messages.step import UNTOLD, NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.heads.head import Head
+from octavo.runtime.kernels.sampling import Choice, Draws
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.output import HostCopies, SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.sampling.verify import sample_in_order
-from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.transfer import Array, send, to_device
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Unmasked
@@ -61,13 +62,17 @@ class TokenHead(Head):
             pending.given = HostCopies([ids[to_device(places, ids.device)]])
         if isinstance(hidden, Unmasked):
             self._unsampled = partial(self._replay, pending, hidden)
-        elif kind is Kind.GREEDY and (found := model.greedy(hidden)):
+        elif found := choose_early(kind, model, hidden, partial(self._draws, rows, ends)):
             self._send(pending, rows, ends, SamplerOutput(*found))
             return
         else:
             self._unsampled = partial(self._sample, pending, rows, ends, model.logits(hidden))
         if not step.masks_follow:
             self.sample(step.token_masks)
+
+    def _draws(self, rows: Array, ends: Array) -> Draws:
+        positions = ends - self._state.num_prompt_tokens[rows]
+        return self.sampler.draws(*send([rows, positions], self._state.token_ids.device))
 
     @property
     def awaits_masks(self) -> bool:
@@ -93,3 +98,16 @@ class TokenHead(Head):
     def _send(self, pending: PendingStep, rows: Array, ends: Array, samples: SamplerOutput) -> None:
         self._state.append(rows, ends, samples.token_ids)
         pending.pending = samples.send()
+
+
+def choose_early(
+    kind: Kind | Masked | None, model: Model, hidden: Tensor, find: Callable[[], Draws]
+) -> Choice | None:
+    """Choose without the logits of all tokens on any rank, where the kind and the model allow it.
+
+    find: as in Model.draw
+    """
+    if kind is Kind.GREEDY:
+        found = model.greedy(hidden)
+        return Choice(*found) if found else None
+    return model.draw(hidden, find) if kind is Kind.WHOLE else None

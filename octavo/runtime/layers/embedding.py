@@ -1,11 +1,17 @@
 """Ranks split token embedding and language model head over the vocabulary; positions they keep whole."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.sampling import Choice as Choice  # noqa: PLC0414  # for models
+from octavo.runtime.kernels.sampling import Draws as Draws  # noqa: PLC0414
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.quantization.parameter import Layout, Shard
+
+_ALMOST_1 = 1 - 2**-40
 
 
 class Embedding(Layer):
@@ -80,9 +86,36 @@ class LMHead(Layer):
         tp = self._parallel.tp
         if tp.size == 1:
             return self.method.apply_greedy(hidden) if self._is_product else None
-        if (tp.size - 1) * _rows_per_rank(self._vocab_size, tp.size) >= self._vocab_size:
-            return None  # a rank has no part
-        return tp.choose(self._choose(self._finish(self.method.apply(hidden, self._bias))), self._start)
+        return tp.choose(self._choose(self._part(hidden)), self._start) if self._has_parts else None
+
+    def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
+        """See Model.draw; the rank whose part of the distribution holds the noise draws."""
+        tp = self._parallel.tp
+        if tp.size == 1 or not self._has_parts:
+            return None
+        logits, (temperature, noise) = self._part(hidden), find()
+        degrees, wide = temperature.where(temperature > 0, 1.0), logits.float()
+        maxima = wide.amax(1)
+        sums = ((wide - maxima[:, None]) / degrees[:, None].float()).exp().sum(1)
+        told = tp.gather_rows(torch.stack([maxima, sums], 1)).view(tp.size, -1, 2)
+        tops, sums = told[..., 0], told[..., 1]
+        weights = sums.double() * ((tops - tops.amax(0)).double() / degrees).exp()
+        ends = weights.cumsum(0)
+        target = noise * ends[-1]
+        own = (target - ends[tp.rank] + weights[tp.rank]) / weights[tp.rank]
+        ids = self._choose(logits, Draws(temperature, own.clamp(0, _ALMOST_1))).token_ids + self._start
+        owner = (ends <= target).sum(0).clamp(max=tp.size - 1)
+        owner = owner.where(temperature > 0, (tops == tops.amax(0)).int().argmax(0))
+        return Choice(tp.gather_rows(ids).view(tp.size, -1).gather(0, owner[None])[0], tops.amax(0))
+
+    @property
+    def _has_parts(self) -> bool:
+        """Return True if every rank has a part of the vocabulary."""
+        size = self._parallel.tp_size
+        return (size - 1) * _rows_per_rank(self._vocab_size, size) < self._vocab_size
+
+    def _part(self, hidden: Tensor) -> Tensor:
+        return self._finish(self.method.apply(hidden, self._bias))
 
     def _multiply(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(hidden, self._bias)

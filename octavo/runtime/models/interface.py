@@ -4,7 +4,7 @@ The architectures that octavo has a file for are listed here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
 from octavo.runtime.layers.cross_attention import CrossAttention
+from octavo.runtime.layers.embedding import Choice, Draws
 from octavo.runtime.layers.pooler import ClassifierArch, Pooler
 from octavo.runtime.layers.recurrent import Recurrent
 from octavo.runtime.models.arch import Arch, Config
@@ -62,6 +63,13 @@ class Model(nn.Module, ABC):
         """Return the greedy token of each row, [rows] int64, of equal ones the lowest, and its logit.
 
         None where no kernel finds it sooner than `logits` and their argmax would.
+        """
+        return None
+
+    def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
+        """Return a token of each row, drawn from all; None where `logits` are not to be spared.
+
+        find: says how each row is drawn
         """
         return None
 

@@ -229,6 +229,12 @@ class Sampler:
         ends = Limits(*limits) if kind is Kind.TRUNCATED else None
         return self._kernels.choose(logits, Draws(temperature, noise), ends)
 
+    def draws(self, rows: torch.Tensor, output_positions: torch.Tensor) -> Draws:
+        """Return how `choose` draws for rows of the kind WHOLE."""
+        tables = self._seeds.on_device(), self._limits.on_device()
+        noise, temperature, *_ = self._kernels.row_limits(rows, output_positions, *tables)
+        return Draws(temperature, noise)
+
     def _for_each(self, batch: Batch, call: Callable[[Processor, Batch], None]) -> None:
         """Call with every processor that is active for some rows, and these rows."""
         for processor, is_active in zip(self._processors, self._is_active[:, batch.rows], strict=True):

@@ -22,6 +22,7 @@ import torch
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, group_tables
 from octavo.runtime.distributed.context import ALONE, ParallelContext
+from octavo.runtime.heads.token import choose_early
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
@@ -80,9 +81,8 @@ class CUDAGraphs(Replayer):
         self.sizes = step_sizes(state.spare_row)
         self._sampler = sampler
         self._adapters: AdapterSlots | None = model.adapters and model.adapters.sites.slots
-        self._ends, self._capture = ends, capture
-        device, self._exchange = state.token_ids.device, parallel.exchange
-        self._is_alone = parallel.world.size == 1 and self._exchange is None
+        self._ends, self._capture, self._exchange = ends, capture, parallel.exchange
+        device, self._is_alone = state.token_ids.device, parallel.world.size == parallel.ep.size == 1
         most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         self._most_tokens = parallel.world.least(most_tokens, device)
         most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
@@ -339,7 +339,8 @@ class CUDAGraphs(Replayer):
                 self._keep(hidden)
                 return
             kind = end.kind if isinstance(end, Chained) else end
-            choice = self.model.greedy(hidden) if kind is Kind.GREEDY else None
+            find = partial(self._sampler.draws, inputs.rows, inputs.output_positions)
+            choice = choose_early(kind, self.model, hidden, find)
             logits = None if choice else self.model.logits(hidden)
         if isinstance(end, Masked):
             self._logits = logits
@@ -358,8 +359,7 @@ class CUDAGraphs(Replayer):
         packing = self._packing(shape)
         inputs = packing.split(self._inputs[: packing.size])
         self._ends.mask(self._ring.shared, self._logits, words)
-        places = inputs.rows, inputs.output_positions
-        self._end(inputs, *self._sampler.choose(self._logits, *places, kind))
+        self._end(inputs, *self._sampler.choose(self._logits, inputs.rows, inputs.output_positions, kind))
 
     def _end(self, inputs: PackedInputs[torch.Tensor], ids: torch.Tensor, max_logits: torch.Tensor) -> None:
         assert self._sampler is not None
