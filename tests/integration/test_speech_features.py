@@ -67,6 +67,7 @@ def test_two_ranks(folder, requests, expected):
     assert tokens(folder, requests, tensor_parallel_size=2, cpu_threads=1) == expected
 
 
+@pytest.mark.slow
 def test_words_of_two_ranks(folder, requests):
     """The heads that tell when words were said are on one rank or the other."""
     params = SamplingParams(max_tokens=1, returns_alignment=True, skip_reading_prefix_cache=True)

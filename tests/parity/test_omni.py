@@ -112,7 +112,11 @@ def difference(output, data, **more):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"long_prefill_token_threshold": 7}, {"tensor_parallel_size": 2}],
+    [
+        {},
+        {"long_prefill_token_threshold": 7},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
     ids=["whole", "chunks_of_7", "two_ranks"],
 )
 def test_logits(options):
