@@ -47,6 +47,30 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 102400,
     },
 }
+MODELS["gpt-oss-20b"] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201088,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 TERABYTES = 3.35
 
 
@@ -54,8 +78,11 @@ def floor_ms(name: str, batch: int) -> float:
     """Milliseconds for the matrices of a decoding step."""
     config = MODELS[name]
     size, layers, top_k = config["hidden_size"], config["num_hidden_layers"], config["num_experts_per_tok"]
-    count = config.get("num_experts") or config["n_routed_experts"]
-    expert = 3 * size * config["moe_intermediate_size"]
+    names = "num_experts", "n_routed_experts", "num_local_experts"
+    count = next(config[key] for key in names if key in config)
+    expert = 3 * size * config.get("moe_intermediate_size", size)
+    if "quantization_config" in config:  # MXFP4: 17 bytes for 32 numbers
+        expert *= 17 / 64
     chosen = count * (1 - (1 - top_k / count) ** batch)
     heads, head_dim = config["num_attention_heads"], config.get("head_dim", 192)
     attention = 2 * size * heads * head_dim + 2 * size * config["num_key_value_heads"] * head_dim

@@ -1,5 +1,6 @@
 """Experts of quantized checkpoints: logits are those of the dequantized model, and of nothing near it."""
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -244,3 +245,12 @@ def test_what_a_plan_says_of_packed_weights(tmp_path, kind):
         folder, _ = make(tmp_path, *FORMATS[kind])
     config = resolve(EngineArgs(model=str(folder), dtype="float32", device="cpu", skip_tokenizer_init=True))
     assert forecast(config, 8 << 30).ready.weight_bytes == load(folder).weight_bytes
+
+
+def test_random_weights_are_packed_as_stored_ones_are(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("GptOssForCausalLM") | sizes))
+    model = load(tmp_path, load_format="dummy")
+    assert any("MXFP4" in kind for kind in packed_matrices(model))
+    for logits in prompt_logits(model, PROMPTS):
+        assert logits.isfinite().all() and logits.std() > 0

@@ -15,7 +15,7 @@ from octavo.runtime.kernels.experts import ExpertForm, Places, Routing, Shared, 
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
-from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.routing import sort_pairs
 
 _SUM_WIDTH = 1024
@@ -42,9 +42,15 @@ def _product(
     WEIGHED: tl.constexpr, TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr,
     NUM_BYTES: tl.constexpr,
 ):
-    """Multiply rows of x by TILE_N rows of a matrix, ROW apart, and by those of another if PAIRED."""
+    """Multiply rows of x by TILE_N rows of a matrix, ROW apart, and by those of another if PAIRED.
+
+    Without DOT there is one row of x, whose products are added up along K in the end.
+    """
     column = tl.arange(0, TILE_K)
-    first, second = tl.zeros([TILE_M, TILE_N], tl.float32), tl.zeros([TILE_M, TILE_N], tl.float32)
+    if DOT:
+        first, second = tl.zeros([TILE_M, TILE_N], tl.float32), tl.zeros([TILE_M, TILE_N], tl.float32)
+    else:
+        first, second = tl.zeros([TILE_N, TILE_K], tl.float32), tl.zeros([TILE_N, TILE_K], tl.float32)
     place = (n.to(tl.int64) * ROW)[:, None]
     for start in range(0, K, TILE_K):
         inside = (start + column) < K
@@ -58,14 +64,16 @@ def _product(
         if DOT:
             first = tl.dot(a, tl.trans(b), first, input_precision="ieee")
         else:
-            first += tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)[None, :]
+            first += a.to(tl.float32) * b.to(tl.float32)
         if PAIRED:
             b = _weights(other + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
             b = b.to(a.dtype)
             if DOT:
                 second = tl.dot(a, tl.trans(b), second, input_precision="ieee")
             else:
-                second += tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)[None, :]
+                second += a.to(tl.float32) * b.to(tl.float32)
+    if not DOT:
+        first, second = tl.sum(first, 1)[None, :], tl.sum(second, 1)[None, :]
     return first, second
 
 
@@ -76,13 +84,15 @@ def _expert_kernel(
     STRIDE: tl.constexpr, ROW: tl.constexpr, WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
     IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PLACED: tl.constexpr = False,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PDL: tl.constexpr,
+    PLACED: tl.constexpr = False,
 ):
     """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made.
 
     matrix, other: of gates and of values, those of experts STRIDE apart; PLACED: at their places
     """
     tile = tl.program_id(1)
+    wait(PDL)
     if SORTED:
         expert = tl.load(experts + tile)
         if (expert < 0) | (expert >= E):
@@ -110,6 +120,7 @@ def _expert_kernel(
         x, row, there, matrix + begin, other + begin, n, N, levels, K, ROW, TILE_M, TILE_N, TILE_K, UP,
         factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES,
     )
+    release(PDL)
     if BIASED:
         bias += expert * rows
         first += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -130,8 +141,11 @@ def _expert_kernel(
 def _sum_kernel(
     made, ids, rows, gate, out, stride_rows, stride_gate,
     SIZE: tl.constexpr, TOP_K: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Add up one token's outputs, in the order of its experts."""
+    wait(PDL)
+    release(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < SIZE
@@ -219,7 +233,7 @@ def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
     sizes = {"E": count, "TOP_K": 1, "SORTED": tiles.pairs is not tiles.experts, "N": size} | tiles.sizes
     grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
     given = x, weights, ids, tiles.pairs, tiles.experts, *matrices, out, out, len(out), x.stride(0)
-    _expert_kernel[grid](*given, **sizes, **kind, **how)
+    _expert_kernel[grid](*given, **sizes, **kind, **how, **overlapped())
     return out
 
 
@@ -246,7 +260,7 @@ def _sum_up(
         ends = target if bias is None else bias, target, len(target), stride
         own = {"N": target.shape[1], "UP": is_up, "BIASED": bias is not None}
         grid = cdiv(target.shape[1], tiles.sizes["TILE_N"]), tiles.number
-        _expert_kernel[grid](source, *pairs, *matrices, *ends, **sizes, **kind, **own, **how)
+        _expert_kernel[grid](source, *pairs, *matrices, *ends, **sizes, **kind, **own, **how, **overlapped())
     _add_up(made, routing.ids, shared, out)
     return out
 
@@ -259,4 +273,4 @@ def _add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> No
     strides = 0 if rows is None else rows.stride(0), 0 if gate is None else gate.stride(0)
     kind = {"SHARED": rows is not None, "GATED": gate is not None}
     grid = len(out), cdiv(size, width)
-    _sum_kernel[grid](*tensors, *strides, SIZE=size, TOP_K=top_k, WIDTH=width, **kind)
+    _sum_kernel[grid](*tensors, *strides, SIZE=size, TOP_K=top_k, WIDTH=width, **kind, **overlapped())

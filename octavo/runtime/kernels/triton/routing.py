@@ -14,7 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.experts import Router, Routing
-from octavo.runtime.kernels.triton.launch import cdiv, has_matrix_units, has_warp_groups, power_of_2, stages
+from octavo.runtime.kernels.triton.launch import (
+    cdiv,
+    has_matrix_units,
+    has_warp_groups,
+    overlapped,
+    power_of_2,
+    release,
+    stages,
+    wait,
+)
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
 _FEW_PAIRS = 64  # of tokens and experts, that are not sorted
@@ -34,9 +43,11 @@ def _route_kernel(
     logits, bias, ids, weights, stride, epsilon, factor,
     E: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, GROUPS: tl.constexpr, G_PAD: tl.constexpr,
     S_PAD: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr,
-    BIASED: tl.constexpr, NORMALISES: tl.constexpr,
+    BIASED: tl.constexpr, NORMALISES: tl.constexpr, PDL: tl.constexpr,
 ):
     """Choose the experts of one token. Groups are rows, their experts columns."""
+    wait(PDL)
+    release(PDL)
     SIZE: tl.constexpr = E // GROUPS
     LOWEST: tl.constexpr = float("-inf")
     token = tl.program_id(0).to(tl.int64)
@@ -133,7 +144,7 @@ def route(logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | Non
         }
         kind = {"SCORES": _SCORES[router.scores], "BIASED": bias is not None, "NORMALISES": router.normalises}
         sizes = {"E": count, "K": router.top_k, "num_warps": 1 if count <= 256 else 4}
-        _route_kernel[(tokens,)](*tensors, *numbers, **sizes, **padded, **groups, **kind)
+        _route_kernel[(tokens,)](*tensors, *numbers, **sizes, **padded, **groups, **kind, **overlapped())
     return Routing(ids, weights)
 
 
