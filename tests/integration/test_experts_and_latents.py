@@ -8,6 +8,8 @@ from octavo import LLM, SamplingParams
 from octavo.runtime.worker.worker import Worker
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
 OPTIONS = {"dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_model_len": 160}
 EXACT = {"activations": "float32", "kv_cache_dtype": "float32"}

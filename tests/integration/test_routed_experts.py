@@ -15,6 +15,8 @@ from octavo.runtime.worker.routed_experts import RoutedExpertsPart
 from octavo.serving.app import make_app
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
+pytestmark = pytest.mark.matrix(3)
+
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, "detokenize": False}
 OPTIONS = {
     "dtype": "float32",

@@ -14,6 +14,8 @@ from octavo.frontend.requests.vocabulary_file import VocabularyFile
 from octavo.frontend.text.loader import load_tokenizer
 from octavo.messages.structured import Vocabulary
 
+pytestmark = pytest.mark.matrix(3)
+
 PERSON = {
     "type": "object",
     "properties": {
