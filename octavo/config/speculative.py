@@ -14,13 +14,13 @@ MAX_DRAFTS = 128
 """Tokens that may be guessed ahead in one step."""
 LOOKUPS = ("ngram", "suffix", "jump_ahead")
 HEADS = ("medusa", "mlp_speculator")
-HIDDEN_STATES = ("eagle", "eagle3", "mtp")
+HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash")
 """Layers with a cache that read the model's hidden states."""
 CUSTOM = "custom_class"
 """A drafter of the user's own, whose class is named as the model."""
 WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
-_NOT_YET = ("dflash", "dspark")
+_NOT_YET = ("dspark",)
 _MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
 
@@ -81,6 +81,11 @@ class Speculation(NamedTuple):
     rates: tuple[float, ...] = ()
     adapts: bool = True
     rejects: str = ""
+
+    @property
+    def num_ahead(self) -> int:
+        """Return how many places behind a step a drafter writes to: masks stand one behind their guesses."""
+        return (self.most + (self.method == "dflash")) if self.method in WITH_WEIGHTS else 0
 
     def most_of(self, num_requests: int) -> int:
         """Return the most draft tokens of a request in a step of so many requests."""
@@ -180,7 +185,7 @@ def method_of(draft: Mapping[str, Any]) -> str:
     names = " ".join(map(str, draft.get("architectures") or ())).lower()
     if kind in METHODS:
         return kind
-    return "eagle3" if "eagle3" in names else "eagle" if "eagle" in names else "draft_model"
+    return next((method for method in ("dflash", "eagle3", "eagle") if method in names), "draft_model")
 
 
 def flattened(draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +232,7 @@ def _lookup(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for keys that nobody knows, Unsupported for what is not built."""
-    if config.get("parallel_drafting"):
+    if config.get("parallel_drafting") and config.get("method") != "dflash":
         raise Unsupported(
             "speculative_config: parallel_drafting=True is not supported: heads guess token after token."
         )

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.gpu_speculation import DRAFT_VOCAB, write_head
 from octavo import LLM, SamplingParams, TokensPrompt
 from octavo.runtime.worker.chained_steps import ChainedSteps
+from tests.tiny_models import make_oracle, save, tiny_config
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,3 +76,73 @@ def test_chained_steps_change_nothing(folders, monkeypatch, method, shift):
     assert len(rows) >= 3 and values["vllm:spec_decode_num_draft_tokens"] > 100
     if method == "suffix" and not shift:
         assert values["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def write_block_head(folder):
+    """A head of DFlash, with normal-valued weights."""
+    size, inner, kv = (CONFIG[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    shapes = {"fc": (size, 2 * size), "hidden_norm": (size,), "norm": (size,)}
+    for i in range(2):
+        layer = {
+            "self_attn.q_proj": (size, size),
+            "self_attn.k_proj": (kv, size),
+            "self_attn.v_proj": (kv, size),
+            "self_attn.o_proj": (size, size),
+            "self_attn.q_norm": (kv,),
+            "self_attn.k_norm": (kv,),
+            "mlp.gate_proj": (inner, size),
+            "mlp.up_proj": (inner, size),
+            "mlp.down_proj": (size, inner),
+            "input_layernorm": (size,),
+            "post_attention_layernorm": (size,),
+        }
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    folder.mkdir()
+    save_file(
+        {
+            f"{name}.weight": torch.randn(shape).bfloat16() * (shape[-1] ** -0.5 if shape[1:] else 1)
+            for name, shape in shapes.items()
+        },
+        folder / "model.safetensors",
+    )
+    own = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2}
+    own["dflash_config"] = {"mask_token_id": 5, "target_layer_ids": [1, 3]}
+    (folder / "config.json").write_text(json.dumps(CONFIG | own))
+    return str(folder)
+
+
+@pytest.mark.gpu
+def test_blocks_change_nothing(folders, tmp_path):
+    """All guesses of DFlash at once, in captured steps."""
+    head = write_block_head(tmp_path / "head")
+    with LLM(folders[0], **COMMON) as llm:
+        plain = texts(llm)
+    config = {"method": "dflash", "model": head, "num_speculative_tokens": 7}
+    with LLM(
+        folders[0], **COMMON, speculative_config=config | {"enable_adaptive_verification": False}
+    ) as llm:
+        found = texts(llm)
+        values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+    assert sum(a == b for a, b in zip(found, plain, strict=True)) >= 9
+    assert values["vllm:spec_decode_num_draft_tokens"] > 100
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM"])
+def test_states_pass_what_came_true(tmp_path, architecture):
+    """Of a small recurrent model the second texts are guessed by suffixes of the first."""
+    folder = save(make_oracle(tiny_config(architecture)), tmp_path)
+    options = {"skip_tokenizer_init": True, "max_model_len": 256, "max_num_seqs": 96, "dtype": "float32"}
+    prompts = [
+        TokensPrompt(prompt_token_ids=[(31 * i + 7 * j) % 120 for j in range(9 + i)]) for i in range(10)
+    ]
+    config = {"method": "suffix", "num_speculative_tokens": 3, "enable_adaptive_verification": False}
+    made = []
+    for given in ({}, {"speculative_config": config}):
+        with LLM(str(folder), **options, **given) as llm:
+            for _ in range(2):
+                outputs = [out.outputs[0].token_ids for out in llm.generate(prompts, PARAMS, use_tqdm=False)]
+            made.append(outputs)
+            values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+    assert sum(a == b for a, b in zip(*made, strict=True)) >= 9
+    assert values["vllm:spec_decode_num_accepted_tokens"] > 100

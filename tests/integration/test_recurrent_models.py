@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo import LLM, EngineArgs, SamplingParams
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.resolve import resolve
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.memory_plan import plan_memory
@@ -245,3 +245,9 @@ def test_what_is_refused(tmp_path, options, error, text):
     folder = save(make_oracle(tiny_config("Lfm2ForCausalLM")), tmp_path)
     with pytest.raises(error, match=text):
         LLM(str(folder), **OPTIONS | options)
+
+
+def test_a_draft_model_with_states_is_refused(tmp_path):
+    folder = str(save(make_oracle(tiny_config("Lfm2ForCausalLM")), tmp_path))
+    with pytest.raises(Unsupported, match="cannot have recurrent layers"):
+        LLM(folder, **OPTIONS, speculative_config={"method": "draft_model", "model": folder})

@@ -34,7 +34,7 @@ class Lookahead:
             logger.warning(
                 "Synthetic acceptance: drafts are taken though they are wrong. For benchmarks only!"
             )
-        self._num_ahead = wanted.most if wanted is not None and has_weights else 0
+        self._num_ahead = wanted.num_ahead if wanted is not None else 0
         """Positions behind a step for which the workers should find blocks."""
         self._is_awaited: bool | None = None
 

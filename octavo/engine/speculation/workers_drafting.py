@@ -75,7 +75,8 @@ class WorkersDrafting(Drafting):
             return request.max_total_tokens - len(request.token_ids) - 2
         assert request.table is not None
         num_computed = request.num_computed + request.num_unsure
-        return min(request.max_total_tokens - 2, request.table.capacity) - num_computed
+        num_places = request.table.capacity - (self._wanted.num_ahead - self._wanted.most)
+        return min(request.max_total_tokens - 2, num_places) - num_computed
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """See Drafting; keep what the workers guessed."""

@@ -92,10 +92,15 @@ class Attention(nn.Module):
         """Return what scores are multiplied by."""
         return self._scores.scale
 
+    def keep(self, new: HeadInputs, batch: ForwardBatch) -> Tensor:
+        """Store without attending; return the new q."""
+        cache, slots = batch.kv_caches[self.layer_id], batch.tables(self.layer_id).slots
+        return self._kernels.store_kv(new, cache, slots)
+
     def store(self, new: HeadInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Store without attending: the new q, and what a latent cache has of the step's tokens, [T, D]."""
         cache, slots = batch.kv_caches[self.layer_id], batch.tables(self.layer_id).slots
-        q = self._kernels.store_kv(new, cache, slots)
+        q = self.keep(new, batch)
         return q, cache.view(-1, cache.shape[-1])[slots].to(q.dtype)
 
     def attend_singles(self, q: Tensor, batch: ForwardBatch) -> Tensor:

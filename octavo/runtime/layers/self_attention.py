@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.attention import HeadNorms
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
 from octavo.runtime.kernels.recurrent import GateForm
 from octavo.runtime.layers.attention import Attention, check_heads
@@ -125,9 +125,17 @@ class SelfAttention(nn.Module):
         """Return `forward` as a term for an RMS norm that adds it."""
         return self.out.defer(self._attend(x, batch, rows))
 
+    def keep(self, x: Tensor, batch: ForwardBatch) -> None:
+        """Store keys and values of inputs that nobody attends for; norms, if any, are of single heads."""
+        rotation = self._rotary.rotation(batch) if self._rotary else None
+        self.attention.keep(HeadInputs(*self._split(x), rotation, self._fused_norms), batch)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self._head_dim)).split(self._heads, dim=1)
+        return q, k, v
+
     def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
-        q, k, v = heads.split(self._heads, dim=1)
+        q, k, v = self._split(x)
         gates, count = q, self._num_gates
         if count:
             q, gates = q[:, :count], q[:, count:].flatten(1)

@@ -53,25 +53,15 @@ class DraftArch(Arch):
     norms_joined: bool = False
     gives_normed: bool = False
     """The next guess is made from the normed state."""
+    mask_id: int = 0
+    block_size: int = 0
+    """Of heads that guess by masks: tokens that they were trained to see at once, 0 = not known."""
 
 
 def as_draft(arch: Arch, **own: Any) -> DraftArch:
     """Return the same layers as a draft's."""
     common = {field.name: getattr(arch, field.name) for field in fields(Arch)}
     return DraftArch(**common | {"state_size": arch.hidden_size} | own)
-
-
-def state_layers(config: Config, num_layers: int = 0) -> tuple[int, ...]:
-    """Return the layers of the model, of which there are `num_layers`, whose inputs EAGLE-3 reads.
-
-    None where it reads what the last norm gives, as EAGLE-1 does.
-    """
-    nested: Config = config.get("eagle_config") or {}
-    name = "eagle_aux_hidden_state_layer_ids"
-    if not nested.get("use_aux_hidden_state", True):
-        return ()
-    given = nested.get(name) or config.get(name)
-    return tuple(given) if given else (2, num_layers // 2, num_layers - 3)
 
 
 class DraftHead(Family):
@@ -255,12 +245,25 @@ class Eagle3(DraftHead):
     )
 
     @staticmethod
+    def taps(config: Config, num_layers: int = 0) -> tuple[int, ...]:
+        """Return the layers of the model, of which there are `num_layers`, whose inputs are read.
+
+        None where what the last norm gives is read, as EAGLE-1 does.
+        """
+        nested: Config = config.get("eagle_config") or {}
+        name = "eagle_aux_hidden_state_layer_ids"
+        if not nested.get("use_aux_hidden_state", True):
+            return ()
+        given = nested.get(name) or config.get(name)
+        return tuple(given) if given else (2, num_layers // 2, num_layers - 3)
+
+    @staticmethod
     def arch_from_hf(config: Config) -> DraftArch:
         """Read a config of the first release, of NVIDIA's, or of the speculators format, flattened."""
         nested: Config = config.get("eagle_config") or {}
         own: Config = {
             "draft_vocab_size": size_of(config, "draft_vocab_size", size_of(config, "vocab_size")),
-            "num_states": len(state_layers(config)),
+            "num_states": len(Eagle3.taps(config)),
             "state_size": size_of(config, "target_hidden_size", size_of(config, "hidden_size")),
             "has_embeddings": bool(config.get("has_embed_tokens")),
             "has_head": bool(config.get("has_lm_head")),

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind, Sampler
-from octavo.runtime.transfer import Array, send
+from octavo.runtime.transfer import Array, send, to_device
 from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
@@ -46,6 +47,15 @@ class Turn:
     lasts: Array
     is_new: Array
 
+    @property
+    def kept_states(self) -> Tensor:
+        """Return the hidden states of the tokens from `begins` to `ends` of each request, of those of all."""
+        assert self.hidden is not None
+        lengths = self.ends - self.begins
+        firsts = self.work.starts[np.searchsorted(self.work.owners, np.arange(len(self.rows)))]
+        kept = np.arange(lengths.sum()) + (firsts - lengths.cumsum() + lengths).repeat(lengths)
+        return self.hidden[to_device(kept, self.hidden.device)]
+
 
 class Drafter(ABC):
     """Guesses tokens; owns weights, and perhaps layers with a cache."""
@@ -57,6 +67,8 @@ class Drafter(ABC):
     weight_bytes: int
     most: int = 1 << 10
     """Tokens that it can guess."""
+    num_spare: ClassVar[int] = 0
+    """Places behind those of its guesses that it writes to."""
     draws: bool = True
     """It draws with the model's noise; otherwise it takes its greedy tokens."""
     chains: ClassVar[bool] = False

@@ -17,10 +17,12 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import Reader, dtype_of, load_own
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.draft_heads import OWN_PARTS, DraftHead, Eagle, Eagle3, mtp_of, state_layers
-from octavo.runtime.models.interface import Family, Model
+from octavo.runtime.models.dflash import DFlash
+from octavo.runtime.models.draft_heads import OWN_PARTS, DraftHead, Eagle, Eagle3, mtp_of
+from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.rejection import Rejection
+from octavo.runtime.speculative.block_drafter import BlockDrafter
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
@@ -28,6 +30,7 @@ from octavo.runtime.speculative.state_drafter import StateDrafter
 from octavo.runtime.speculative.vocabulary import SharedVocabulary
 
 _HEADS = {"medusa": MedusaHeads, "mlp_speculator": MLPSpeculator}
+_BY_STATES: dict[str, type[DraftHead]] = {"eagle": Eagle, "eagle3": Eagle3, "dflash": DFlash}
 
 
 def load_drafter(
@@ -76,21 +79,20 @@ def _load(
         return DraftModel(model, config, shared.missing.to(platform.device))
     if not isinstance(target, Decoder):
         raise Unsupported(f"method={method!r} needs a model that octavo runs by its own code.")
-    family: type[Family] = Eagle if method == "eagle" else Eagle3
-    ids = None
-    if method == "mtp":
+    ids, family = None, _BY_STATES.get(method)
+    if family is None:
         family = mtp_of(type(target), config.checkpoint.text_config)
     else:
         draft, ids = _look(draft)
-    if family is Eagle3:
-        layers = state_layers(draft.checkpoint.config, len(target.layers))
+    if issubclass(family, Eagle3 | DFlash):
+        layers = family.taps(draft.checkpoint.config, len(target.layers))
         if not all(0 <= layer < len(target.layers) for layer in layers):
             raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
         target.taps = layers
     head = load_own(draft, platform, parallel, read, family)
     assert isinstance(head, DraftHead)
     head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
-    return StateDrafter(head)
+    return BlockDrafter(head) if isinstance(head, DFlash) else StateDrafter(head)
 
 
 def _load_class(name: str, config: EngineConfig, target: Model) -> Drafter:

@@ -160,5 +160,6 @@ class DraftPart(StepPart):
 
     def _room(self, rows: Array, ends: Array) -> Array:
         """Return how many tokens behind the last one have a place and a block."""
-        room: Array = np.maximum(self._state.capacity(rows) - ends, 0)
+        num_spare = self._drafter.num_spare if self._drafter is not None else 0
+        room: Array = np.maximum(self._state.capacity(rows) - ends - num_spare, 0)
         return room

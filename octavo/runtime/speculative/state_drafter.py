@@ -39,11 +39,7 @@ class StateDrafter(Drafter):
 
     def propose(self, turn: Turn) -> Tensor | None:
         """See Drafter; of drafts that did not come true, nothing is computed."""
-        assert turn.hidden is not None
-        lengths = turn.ends - turn.begins
-        firsts = turn.work.starts[np.searchsorted(turn.work.owners, np.arange(len(turn.rows)))]
-        kept = np.arange(lengths.sum()) + (firsts - lengths.cumsum() + lengths).repeat(lengths)
-        states = self.model.combine(turn.hidden[to_device(kept, turn.hidden.device)])
+        states = self.model.combine(turn.kept_states)
         if (replayed := self._replay(turn, states)) is not None:
             return replayed
         hidden = self._compute(turn.rows, turn.begins, turn.ends, states)

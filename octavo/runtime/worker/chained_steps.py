@@ -89,6 +89,24 @@ class Links:
         positions = torch.where(is_live, self._positions + number, 0)
         return _over(cache, self.batch, token_ids, positions, places.int() + 1, groups)
 
+    def block(self, cache: KVTensors, count: int, mask_id: int) -> ForwardBatch:
+        """Return a batch of the last token of each request and `count` masks, which see each other.
+
+        Of requests that want fewer, only so many are kept and seen.
+        """
+        numbers = torch.arange(count + 1, device=self.lasts.device)
+        wanted = self._num_wanted.clamp(min=0)[:, None]
+        is_live = ((numbers <= wanted) & (wanted > 0)).flatten()
+        behind = torch.where(is_live, (self._places[:, None] + 1 + numbers).flatten(), 0)
+        positions = torch.where(is_live, (self._positions[:, None] + 1 + numbers).flatten(), 0)
+        lens = torch.where(wanted > 0, self._places[:, None] + 2 + wanted, 1).expand(-1, count + 1)
+        ids = torch.where(numbers > 0, mask_id, self.following[self.lasts][:, None])
+        groups = [
+            GroupTables(many := tables.repeat_interleave(count + 1, 0), _slots(many, behind, size, is_live))
+            for tables, size in zip(self._tables, self.state.block_sizes, strict=True)
+        ]
+        return _over(cache, self.batch, ids.flatten(), positions, lens.flatten().int(), groups)
+
     def choose(self, logits: Tensor, number: int, *, draws: bool) -> Tensor:
         """Choose and keep the guess `number` of each request, [R]. logits: [R, vocab_size]"""
         kind, state = self.end.kind if draws else Kind.GREEDY, self.state
@@ -216,10 +234,13 @@ def _over(
     groups: list[GroupTables],
 ) -> ForwardBatch:
     """Return a batch of one token in each row over the layers of `cache`."""
+    bounds = batch.cu_q_lens[: len(input_ids) + 1]
+    if len(bounds) <= len(input_ids):
+        bounds = torch.arange(len(input_ids) + 1, dtype=bounds.dtype, device=bounds.device)
     return ForwardBatch(
         input_ids=input_ids,
         positions=positions,
-        cu_q_lens=batch.cu_q_lens[: len(input_ids) + 1],
+        cu_q_lens=bounds,
         kv_lens=kv_lens,
         kv_caches=cache.by_layer,
         groups=groups,

@@ -131,7 +131,7 @@ SYNTHETIC = {"rejection_sample_method": "synthetic"}
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"method": "dflash"}, Unsupported, "'dflash' is not supported yet. Use ngram or"),
+        ({"method": "dspark"}, Unsupported, "'dspark' is not supported yet. Use ngram or"),
         ({"method": "eagle3"}, ConfigError, "provided but without speculative model"),
         ({"method": "magic"}, Unsupported, "'magic' is unknown"),
         ({"method": "draft_model"}, ConfigError, "provided but without speculative model"),
@@ -181,6 +181,7 @@ def test_a_table_says_how_many_by_requests():
     [
         ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
         ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "dflash"),
         ({"model_type": "eagle"}, "eagle"),
         ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
         ({"model_type": "medusa"}, "medusa"),
