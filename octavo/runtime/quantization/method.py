@@ -242,7 +242,8 @@ def select_scheme(config: EngineConfig) -> type[Scheme]:
     stored = "gguf" if config.model.load_format == "gguf" else stored
     if name := config.model.quantization or ("online" if config.model.quantization_config else ""):
         check_name(name, stored, SCHEMES.names())
-    names = [ALIASES.get(name, name)] if name else SCHEMES.names()
+    first = stored or "unquantized"  # each other one would be imported to be asked
+    names = [ALIASES.get(name, name)] if name else sorted(SCHEMES.names(), key=lambda known: known != first)
     for known in names:
         scheme = SCHEMES.load(known)
         if scheme.matches(config):
