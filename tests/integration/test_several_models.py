@@ -85,7 +85,7 @@ def open_things(server):
 
 def connected(server):
     limits = httpx.Limits(max_connections=AT_ONCE)
-    return httpx.AsyncClient(base_url=server.url, timeout=240, limits=limits)
+    return httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits)
 
 
 async def first_answers(server):
@@ -110,7 +110,7 @@ async def soak(server, wanted):
             status, told = found = await ask(client, name)
             assert (found if wanted[name][1] else (status, "")) == wanted[name], f"{name}: {status} {told}"
 
-        while await swaps(client) - first < NUM_SWAPS:
+        while await swaps(client) - first < NUM_SWAPS or number < 3 * NUM_SWAPS:
             names = rng.choices([*GOOD, "broken", "huge"], [5, 5, 5, 1, 1], k=AT_ONCE)
             await asyncio.gather(*map(one, names))
             number += AT_ONCE

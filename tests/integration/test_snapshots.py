@@ -1,6 +1,8 @@
 """A snapshot is a model's name: the same tokens from mapped weights, or a reason why not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -108,6 +110,33 @@ def test_what_does_not_suit_is_refused(folder, tiny_llama, make_llm, capsys, mon
         make_llm(folder, dtype="auto")
     index.write_text(whole)
     assert tokens(make_llm(folder, dtype="auto"))
+
+
+START = """
+import sys
+from octavo import LLM, SamplingParams
+from octavo.runtime import late_modules
+sys.modules['__main__'].__file__ = 'bin/octavo'
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+llm = LLM(sys.argv[1], skip_tokenizer_init=True, num_gpu_blocks_override=400, profiler_dir=sys.argv[2])
+prompts = eval(sys.argv[3])
+told = lambda: [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+first, waiting = told(), len(late_modules._FINDER._waiting)
+llm.start_profile()
+assert told() == first
+llm.stop_profile()
+print(first, waiting, len(late_modules._FINDER._waiting), sep="\\n")
+"""
+
+
+def test_a_start_imports_less_of_torch(folder, make_llm, tmp_path):
+    """In a process of octavo's own; what is left is there when the profiler wants it."""
+    command = [sys.executable, "-c", START, str(folder), str(tmp_path), str(PROMPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, waiting, left = done.stdout.splitlines()[-3:]
+    assert json.loads(first) == tokens(make_llm(folder, dtype="auto"))
+    assert int(waiting) > 10 and left == "0" and list(tmp_path.iterdir())
 
 
 def test_updates_of_weights_go_on_from_a_snapshot(folder, make_llm, tmp_path):

@@ -1,6 +1,7 @@
 """The tuner measures the default model; the memory optimizer says what `octavo plan` says."""
 
 import json
+import statistics
 import subprocess
 import sys
 
@@ -37,6 +38,16 @@ def test_the_search_is_that_of_the_command(smollm2_path):
         PerformanceTuner("smollm2", max_model_len=10**9).optimize_config(time_budget_s=1)
 
 
+def compared(finalists, rounds=3):
+    """The median throughput of each, measured again in turn: other work on the machine slows them alike."""
+    found = {options: [] for options in finalists}
+    tuner = PerformanceTuner("smollm2", num_prompts=48, max_model_len=512)
+    for _ in range(rounds):
+        for options, rates in found.items():
+            rates.append(tuner.run_benchmark(**json.loads(options))["throughput"])
+    return {options: statistics.median(rates) for options, rates in found.items()}
+
+
 @pytest.mark.opt_in("OCTAVO_TEST_TUNE")  # measures for minutes
 def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
     space = {"max_num_seqs": [4, 8, 32], "max_num_batched_tokens": [128, 512]}
@@ -61,7 +72,8 @@ def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
     grid, tuned = scores("grid", 1e9), scores("tuned", 90)
     assert len(grid) == 12 > len(tuned)
     chosen = max(tuned, key=tuned.get)
-    assert grid[chosen] >= 0.95 * max(grid.values())
+    best = compared([chosen, *sorted(grid, key=grid.get)[-3:]])
+    assert best[chosen] >= 0.95 * max(best.values()), (grid, tuned, best)
 
 
 @pytest.mark.slow

@@ -43,8 +43,10 @@ class Backlog:
 def _append_step(step: EngineOutputs, later: EngineOutputs) -> None:
     by_id = {output.request_id: output for output in step.outputs}
     for output in later.outputs:
-        if (earlier := by_id.get(output.request_id)) is None:
+        earlier = by_id.get(output.request_id)
+        if earlier is None or earlier.weight_version != output.weight_version:  # each is of one version
             step.outputs.append(output)
+            by_id[output.request_id] = output
         else:
             _append(earlier, output)
     step.stats = later.stats

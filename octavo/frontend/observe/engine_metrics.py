@@ -244,8 +244,9 @@ class EngineMetrics:
     def note_cache(self, num_blocks: int) -> None:
         """The engine has so many blocks."""
         for replica in self._replicas:
-            labels = {**replica._cache_labels, "num_gpu_blocks": str(num_blocks)}
-            replica._all.gauge("cache_config_info", **labels).set(1)
+            info = replica._all.gauge("cache_config_info")
+            info.labels = replica.labels | replica._cache_labels | {"num_gpu_blocks": str(num_blocks)}
+            info.set(1)
 
     def note_restart(self) -> None:
         """A new core has taken over."""

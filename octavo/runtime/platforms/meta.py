@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from octavo.runtime import late_modules
 from octavo.runtime.dispatch_mode import DispatchMode
 from octavo.runtime.kernels.shapes import shape_table
 from octavo.runtime.platforms.platform import Platform
@@ -21,6 +22,7 @@ class MetaPlatform(Platform):
 
     def __init__(self, compute_dtype: torch.dtype) -> None:
         """Stand in for a device. compute_dtype: of activations"""
+        late_modules.run_late_modules()  # some are kernels of this device
         super().__init__(torch.device("meta"), shape_table(compute_dtype))
         self._compute_dtype = compute_dtype
 

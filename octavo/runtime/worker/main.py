@@ -33,6 +33,7 @@ from octavo.messages.worker import (
     WorkerReply,
     rank_pipe,
 )
+from octavo.runtime import late_modules
 
 logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
@@ -119,6 +120,8 @@ class Rank:
         self._answers = self._rank == parallel.output_rank
         number = number_of(parallel.device) + parallel.node_ranks.index(self._rank)
         config = replace(config, parallel=parallel.on_device(number))
+        if config.checkpoint.is_snapshot:
+            late_modules.import_torch()
         return load_object(self._worker_class)(config, self._rank, self._rendezvous)
 
     def _call(self, verb: str, arguments: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch import profiler
 
 from octavo.base.errors import RequestError, Unsupported
 
@@ -19,7 +19,7 @@ class Profiler:
     def __init__(self, folder: str, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._recording: profile | None = None
+        self._recording: profiler.profile | None = None
         self._prefix = ""
         self._delay = 0
         self._num_left: int | None = None
@@ -63,14 +63,14 @@ class Profiler:
         return self._path or ""
 
     def _begin(self) -> None:
-        activities = [ProfilerActivity.CPU]
+        activities = [profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        recording = profile(activities=activities)
+            activities.append(profiler.ProfilerActivity.CUDA)
+        recording = profiler.profile(activities=activities)
         recording.start()
         self._recording = recording
 
-    def _end(self, recording: profile) -> None:
+    def _end(self, recording: "profiler.profile") -> None:
         self._recording = None
         recording.stop()
         folder = Path(self._folder).expanduser()

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from octavo.engine.executor.inproc import InprocExecutor
+from tests.fakes import fake_config
 
 PROGRAM = """
 import sys, threading
@@ -56,7 +57,7 @@ def test_collection_is_as_it_was_after_loading(was_on):
     (gc.enable if was_on else gc.disable)()
     try:
         executor = InprocExecutor(f"{__name__}:Loading")
-        assert not executor.start(None).is_collecting
+        assert not executor.start(fake_config()).is_collecting
         assert gc.isenabled() == was_on
     finally:
         gc.enable()

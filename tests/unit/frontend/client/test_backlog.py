@@ -75,6 +75,19 @@ def test_routes_of_all_steps_are_kept():
     assert made.outputs == [EngineOutput("a", [4, 5], routes=routes)]
 
 
+def test_tokens_keep_the_version_of_their_weights():
+    """Each of what one reader gets is of one version, in order, and ends once."""
+    steps = [("", [1]), ("", [2]), ("new", [3]), ("new", [4]), ("", [5])]
+    end = {"finish_reason": FinishReason.LENGTH}
+    [made] = taken(
+        *(step(i, EngineOutput("a", ids, weight_version=v)) for i, (v, ids) in enumerate(steps)),
+        step(9, EngineOutput("b", [7]), EngineOutput("a", [6], **end)),
+    )
+    told = [(o.weight_version, o.new_token_ids) for o in made.outputs if o.request_id == "a"]
+    assert told == [("", [1, 2]), ("new", [3, 4]), ("", [5, 6])]
+    assert [o.finish_reason for o in made.outputs if o.request_id == "a"] == [None, None, FinishReason.LENGTH]
+
+
 def test_orders_keep_their_place():
     made = taken(step(1), ORDER, step(2, EngineOutput("a", [1])), step(3, EngineOutput("a", [2])), ORDER)
     assert made == [step(1), ORDER, step(3, EngineOutput("a", [1, 2])), ORDER]

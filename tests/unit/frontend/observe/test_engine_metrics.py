@@ -83,6 +83,8 @@ def test_a_request_from_arrival_to_end(monkeypatch):
     metrics.note_cache(8)
     cache = by_name(metrics, "cache_config_info").labels
     assert (cache["block_size"], cache["num_gpu_blocks"]) == ("4", "8")
+    metrics.note_cache(6)  # of the next core
+    assert by_name(metrics, "cache_config_info").labels == cache | {"num_gpu_blocks": "6"}
 
 
 def test_two_sequences_are_one_request():

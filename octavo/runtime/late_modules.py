@@ -1,0 +1,95 @@
+"""`import_torch`: torch for a start from a snapshot; what of it an engine does not use waits.
+
+More than a third of `import torch` goes to what serves compilers, exports and training. The code of these
+modules waits until one of them is asked for a name, or a module of torch is imported that is not there. Then
+all of them run, in the order in which torch wanted them, which their circles need, and before anything else.
+"""
+
+import sys
+import threading
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_NAMES = """_meta_registrations _tensor_docs distributions export masked nn.intrinsic nn.qat nn.quantizable
+    nn.quantized optim profiler quantization sparse testing utils.data"""
+_LATE = frozenset(f"torch.{name}" for name in _NAMES.split())
+
+
+def import_torch() -> None:
+    """Import torch, whole in a script that uses octavo, which may want any of it."""
+    main = sys.modules["__main__"]
+    program = main.__spec__.name if main.__spec__ else Path(getattr(main, "__file__", "")).name
+    if "torch" not in sys.modules and program.split(".")[0] == "octavo":
+        sys.meta_path.insert(0, _FINDER)
+        import_module("torch")
+        _FINDER.is_open = False
+
+
+class _LateModule(ModuleType):
+    """A module until its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__" or not name.startswith("__"):  # others are asked of every module
+            _FINDER.need(self)
+        return ModuleType.__getattribute__(self, name)
+
+
+class _Given(Loader):
+    """Loads a module that has been made."""
+
+    def __init__(self, module: ModuleType, spec: ModuleSpec | None) -> None:
+        self._module, self._spec = module, spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+class _Finder:
+    """Finds the modules that wait, and runs them. Of several threads the first to ask does it."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        """Torch is being imported, or will be."""
+        self._waiting: dict[ModuleType, Any] = {}
+        """Their loaders, in the order in which torch wanted them."""
+        self._lock, self._is_running = threading.RLock(), False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if not name.startswith("torch.") or not (self._waiting or self.is_open):
+            return None
+        if self.is_open:
+            spec = PathFinder.find_spec(name, path) if name in _LATE else None
+            if spec is not None:
+                module = _LateModule(name)
+                self._waiting[module], spec.loader = spec.loader, _Given(module, spec)
+            return spec
+        package = sys.modules.get(name.rpartition(".")[0])
+        if not self._is_running or package in self._waiting:
+            self.need(package)
+        there = sys.modules.get(name)  # what has run may have imported it
+        return ModuleSpec(name, _Given(there, there.__spec__)) if there else None
+
+    def need(self, module: ModuleType | None = None) -> None:
+        """Run all that waits; while that goes on, or torch is imported, just a module that is asked for."""
+        with self._lock:
+            wanted = list(self._waiting)
+            if self.is_open or self._is_running:
+                wanted = [waits for waits in wanted if waits is module]
+            self._is_running = not self.is_open
+            for found in wanted:
+                if found in self._waiting:  # else another has asked for it
+                    spec: Any = found.__spec__
+                    spec.loader = found.__loader__ = self._waiting.pop(found)
+                    spec.loader.exec_module(found)
+                    found.__class__ = ModuleType
+
+
+_FINDER = _Finder()
+run_late_modules = _FINDER.need

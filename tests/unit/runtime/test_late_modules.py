@@ -1,0 +1,58 @@
+"""What of torch waits runs as if it had run at once, whoever asks first; and scripts get torch whole."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+OWN = "sys.modules['__main__'].__file__ = 'bin/octavo'"
+PROGRAM = """
+import json, sys
+from octavo.runtime import late_modules
+{own}
+late_modules.import_torch()
+import torch
+before = len(sys.modules)
+{use}
+modules = {{name: module for name, module in sys.modules.items() if name.split(".")[0] == "torch"}}
+names = {{name: sorted(vars(module)) for name, module in modules.items()}}
+types = sorted({{type(modules[name]).__name__ for name in late_modules._LATE & modules.keys()}})
+print(json.dumps([before, len(late_modules._FINDER._waiting), names, types]))
+"""
+
+
+def ran(own, use):
+    """Modules when torch was there; those that wait after a use; names in torch's; types of the late ones."""
+    program = PROGRAM.format(own=own, use=use)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert torch.profiler.profile",
+        "import torch.utils.bundled_inputs",
+        "import torch.export.pt2_archive",
+        "from torch.optim import *; assert SGD",
+        "from octavo.runtime.platforms.meta import MetaPlatform; MetaPlatform(torch.float32)",
+        "import threading; t = threading.Thread(target=lambda: torch.optim.SGD); t.start(); t.join()",
+    ],
+)
+def test_all_of_it_is_there_once_some_is_asked_for(use):
+    before, waiting, names, types = ran(OWN, use)
+    whole, _, expected, _ = ran("", use)
+    assert before < whole - 200 and waiting == 0
+    assert names == expected and types == ["module"]
+
+
+def test_what_nobody_asks_for_waits():
+    _, waiting, _, types = ran(OWN, "torch.nn.functional.silu(torch.ones(2)).sum()")
+    assert waiting > 10 and types == ["_LateModule"]
+
+
+def test_a_script_gets_torch_whole():
+    _, waiting, _, types = ran("", "")
+    assert waiting == 0 and types == ["module"]
