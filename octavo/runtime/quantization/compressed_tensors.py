@@ -20,7 +20,7 @@ from octavo.runtime.quantization.nvfp4 import NVFP4Form
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, Axis, PackedLayout, groups_of, words
 from octavo.runtime.quantization.scaled import POWERS, ScaledForm, of_strategy, to_float
-from octavo.runtime.quantization.stored_config import compiled, without_input_scales
+from octavo.runtime.quantization.stored_config import OF_INPUTS, compiled
 
 _BYTES = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
@@ -94,10 +94,7 @@ class CompressedTensors(PackedScheme):
     """Reads config_groups, ignore, and what older versions wrote beside them."""
 
     METHODS = ("compressed-tensors",)
-
-    @classmethod
-    def stored_name(cls, name: str) -> str | None:
-        return without_input_scales(name)
+    NEEDLESS = OF_INPUTS
 
     def form_of(self, module: str) -> Form | None:
         if any(_hits(name, module) for name in self.stored.get("ignore") or ()):

@@ -12,7 +12,7 @@ from octavo.runtime.quantization.nvfp4 import NVFP4Form
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import WHOLE, Axis
 from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
-from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales
+from octavo.runtime.quantization.stored_config import OF_INPUTS, is_excluded
 
 _BLOCK, _FORM = Axis(128), partial(ScaledForm, "F8", rounds_inputs=True)
 _MODELOPT = {
@@ -28,10 +28,7 @@ class FP8(PackedScheme):
     """Reads the configs of fp8, fbgemm_fp8 and modelopt."""
 
     METHODS = ("fp8", "fbgemm_fp8", "modelopt", "modelopt_mxfp8", "modelopt_fp4", "modelopt_mixed")
-
-    @classmethod
-    def stored_name(cls, name: str) -> str | None:
-        return without_input_scales(name)
+    NEEDLESS = OF_INPUTS
 
     def form_of(self, module: str) -> Form | None:
         config = self.stored

@@ -70,10 +70,7 @@ class HQQ(PackedScheme):
     """Reads the config that transformers writes."""
 
     METHODS = ("hqq",)
-
-    @classmethod
-    def stored_name(cls, name: str) -> str | None:
-        return None if name.rpartition(".")[2] in _OF_META else name
+    NEEDLESS = _OF_META
 
     def form_of(self, module: str) -> Form | None:
         config = self.stored.get("quant_config") or {}

@@ -6,7 +6,7 @@ becomes blocks when everything is loaded.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -144,6 +144,8 @@ class PackedScheme(Scheme):
 
     METHODS: ClassVar[tuple[str, ...]]
     """The values of `quant_method` that the scheme reads."""
+    NEEDLESS: ClassVar[Container[str]] = ()
+    """Last words of the names of tensors that the scheme leaves out."""
 
     def __init__(self, storage: Storage, config: EngineConfig, sources: Sources) -> None:
         super().__init__(storage, config, sources)
@@ -154,6 +156,10 @@ class PackedScheme(Scheme):
     @classmethod
     def matches(cls, config: EngineConfig) -> bool:
         return stored_quantization(config).get("quant_method") in cls.METHODS
+
+    @classmethod
+    def stored_name(cls, name: str) -> str | None:
+        return None if name.rpartition(".")[2] in cls.NEEDLESS else name
 
     def experts(self, name: str) -> ExpertsMethod:
         """See Scheme.experts; the first expert says whether they are plain."""

@@ -10,7 +10,7 @@ from octavo.runtime.quantization.forms import Form
 from octavo.runtime.quantization.grouped import Kind
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
-from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales
+from octavo.runtime.quantization.stored_config import OF_INPUTS, is_excluded
 
 _KINDS: dict[str, Kind] = {"int8": "S8", "fp8_e4m3": "F8"}
 
@@ -19,10 +19,7 @@ class Quark(PackedScheme):
     """Reads Quark's config: one for all layers, others by pattern."""
 
     METHODS = ("quark",)
-
-    @classmethod
-    def stored_name(cls, name: str) -> str | None:
-        return without_input_scales(name)
+    NEEDLESS = OF_INPUTS
 
     def form_of(self, module: str) -> Form | None:
         if is_excluded(module, self.stored.get("exclude")):

@@ -122,22 +122,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise BadCheckpoint(f"quantization_config: {pattern!r} is no regex: {error}") from error
 
 
-_OF_INPUTS = (
-    "input_scale",
-    "input_global_scale",
-    "input_zero_point",
-    "output_scale",
-    "k_scale",
-    "v_scale",
-    "q_scale",
-    "prob_scale",
-    "kv_scale",
+OF_INPUTS = frozenset(
+    {"input_scale", "input_global_scale", "input_zero_point", "output_scale"}
+    | {"k_scale", "v_scale", "q_scale", "prob_scale", "kv_scale"}
 )
-
-
-def without_input_scales(name: str) -> str | None:
-    """Return the name of a tensor; None for scales of inputs, queries, keys and values.
-
-    These are rounded by scales of their own as they come, which are finer: see scaled.py, and caches in int8.
-    """
-    return None if name.rpartition(".")[2] in _OF_INPUTS else name
+"""Scales of inputs, queries, keys and values: these are rounded by scales of their own as they come, which
+are finer: see scaled.py, and caches in int8."""
