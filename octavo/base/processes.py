@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -25,6 +26,40 @@ _PARENT_POLL_S = 0.25
 _LAST_WORDS_S = 1.5
 _PR_SET_PDEATHSIG = 1
 _DUMP_SIGNAL = signal.SIGUSR1
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return `python -m module arguments…`; what lies in the current directory does not shadow modules."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of a child that imports from where this process does."""
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    return env.for_child({"PYTHONPATH": path}, more or {})
+
+
+def start_helper(
+    owner: object, module: str, encoding: str | None = None
+) -> tuple["subprocess.Popen[Any]", Callable[[], object]]:
+    """Start a process that answers through its pipes; return it and what ends it, as `owner`'s end does.
+
+    encoding: of what is said; None = bytes
+    """
+    process = subprocess.Popen(
+        python_command(module),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding=encoding,
+        process_group=0,  # Ctrl-C is not meant for it
+        env=child_environment(),
+    )
+    return process, weakref.finalize(owner, _end_helper, process)
+
+
+def _end_helper(process: "subprocess.Popen[Any]") -> None:
+    process.kill()
+    process.communicate()
 
 
 class Child:
@@ -43,13 +78,11 @@ class Child:
         environment: Mapping[str, str] | None = None,
         inherited_fds: Sequence[int] = (),
     ) -> None:
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
-            # -P: what lies in the current directory must not shadow modules
-            [sys.executable, "-P", "-m", module, *arguments, str(os.getpid())],
+            python_command(module, *arguments, str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=2,
-            env=env.for_child({"PYTHONPATH": path}, environment or {}),
+            env=child_environment(environment),
             pass_fds=inherited_fds,
         )
         self._watcher = threading.Thread(

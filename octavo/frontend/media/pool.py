@@ -2,18 +2,15 @@
 of a decoder is the API process's own. They start with the first file. Called on threads, which wait there.
 """
 
-import os
 import queue
 import signal
 import subprocess
-import sys
-import weakref
 from contextlib import suppress
 
 import msgspec
 
-from octavo.base import env
 from octavo.base.errors import RequestError
+from octavo.base.processes import start_helper
 from octavo.frontend.media.child import Answer, Question
 
 _MODULE = "octavo.frontend.media.child"
@@ -62,7 +59,9 @@ class _Helper:
 
     def ask(self, question: Question) -> Answer | None:
         """Return None when the process ended instead."""
-        process = self._process = self._process or self._start()
+        if self._process is None:
+            self._process, self._end = start_helper(self, _MODULE)
+        process = self._process
         assert process.stdin is not None and process.stdout is not None
         said = msgspec.msgpack.encode(question)
         with suppress(BrokenPipeError):
@@ -81,19 +80,3 @@ class _Helper:
             self._process = None
             self._end()
             self.exit_code = process.returncode
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is not meant for it
-            env=env.for_child({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, {}),
-        )
-        self._end = weakref.finalize(self, _end, process)
-        return process
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.communicate()

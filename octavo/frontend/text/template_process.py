@@ -4,17 +4,14 @@ Used by `chat_template` for templates that nobody has read. The process starts w
 """
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from octavo.base import env
+from octavo.base.processes import start_helper
 from octavo.frontend.text.sandbox import RenderError
 
 _MODULE = "octavo.frontend.text.sandbox"
@@ -64,15 +61,7 @@ class TemplateProcess:
         return answer
 
     def _start(self) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="ascii",
-            process_group=0,  # Ctrl-C is not meant for it
-            env=env.for_child({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, {}),
-        )
-        self._close = weakref.finalize(self, _end, process)
+        process, self._close = start_helper(self, _MODULE, "ascii")
         _tell(process, json.dumps(self._source))
         return process
 
@@ -81,8 +70,3 @@ def _tell(process: "subprocess.Popen[str]", line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.communicate()

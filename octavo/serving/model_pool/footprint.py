@@ -4,8 +4,6 @@ The plan is made in a process of its own: it builds the model on a device withou
 """
 
 import asyncio
-import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.base import env
 from octavo.base.errors import ConfigError
+from octavo.base.processes import child_environment, python_command
 from octavo.config.engine import EngineConfig
 
 _MODULE = "octavo.engine.plan_process"
@@ -73,12 +71,11 @@ def _on_host(weight_bytes: int, cache_bytes: int, other_bytes: int = 0) -> Footp
 
 
 async def _plan(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", _MODULE, str(device_bytes)),
+        *python_command(_MODULE, str(device_bytes)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=env.for_child({"PYTHONPATH": path}, {}),
+        env=child_environment(),
     )
     try:
         told, _ = await process.communicate(config.to_msgpack())
