@@ -44,7 +44,7 @@ async def measure(config: EngineConfig, host_bytes: int, gpu_bytes: int) -> Foot
     on_gpu = config.parallel.device != "cpu"
     plan = await _plan(config, gpu_bytes if on_gpu else host_bytes)
     if "unknown" in plan:
-        weights = _file_bytes(Path(config.checkpoint.path))
+        weights = file_bytes(Path(config.checkpoint.path))
         return _on_host(weights, _UNKNOWN_CACHE_BYTES)
     if problem := plan.get("error") or plan["problem"]:
         raise ConfigError(problem)
@@ -90,7 +90,7 @@ async def _plan(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
     return plan
 
 
-def _file_bytes(path: Path) -> int:
-    """Of a file, or of all weights in a folder."""
+def file_bytes(path: Path) -> int:
+    """The bytes of a file, or of all weights in a folder."""
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
     return sum(file.stat().st_size for file in files)

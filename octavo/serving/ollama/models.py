@@ -15,6 +15,7 @@ from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.engines import Listed
 from octavo.serving.errors import HTTPError
+from octavo.serving.model_pool.footprint import file_bytes
 from octavo.serving.ollama import protocol
 from octavo.serving.ollama.writing import error_response
 from octavo.serving.ollama.written_answer import moment
@@ -116,7 +117,7 @@ def _tag(listed: Listed) -> protocol.Tag:
         name=listed.name,
         model=listed.name,
         modified_at=moment(listed.created),
-        size=_num_bytes(listed.config),
+        size=file_bytes(Path(listed.config.checkpoint.path)) if listed.config else 0,
         digest=hashlib.sha256(listed.root.encode()).hexdigest(),
         details=_details(listed.config),
     )
@@ -169,15 +170,6 @@ def _capabilities(listed: Listed) -> list[str]:
         "vision": "image" in listed.engine.input_processor.media.modalities,
     }
     return ["completion", *(name for name, is_able in able.items() if is_able)]
-
-
-def _num_bytes(config: EngineConfig | None) -> int:
-    """Of the model's files."""
-    if config is None:
-        return 0
-    path = Path(config.checkpoint.path)
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
 
 
 _Route = partial(Route, error_model=protocol.OllamaError, error_response=error_response)
