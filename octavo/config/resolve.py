@@ -33,6 +33,7 @@ from octavo.config.speculative import (
     CUSTOM,
     HEADS,
     HIDDEN_STATES,
+    LOOKUPS,
     WITH_WEIGHTS,
     check_draft,
     flattened,
@@ -300,8 +301,11 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         )
     num_stages = args.pipeline_parallel_size
     waits = wanted is not None and has_drafter and wanted.method not in (*HEADS, *HIDDEN_STATES)
-    if has_drafter and num_stages > 1:
-        raise Unsupported(f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages.")
+    if wanted and has_drafter and num_stages > 1 and wanted.method not in HEADS:
+        raise Unsupported(
+            f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages. Use one stage "
+            f"or {' or '.join((*LOOKUPS, *HEADS))}."
+        )
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)

@@ -173,6 +173,7 @@ def test_chained_guesses_are_those_of_plain_torch(target, folders, monkeypatch, 
     assert all(guesses(kind, weights, target[0], ids, len(drafts)) == drafts for ids, drafts in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, SHORT], ids=["", "preempted and in chunks"])
 def test_texts_are_the_same(target, folders, smollm2_path, plain, options):  # noqa: F811
     """With every sampling parameter."""

@@ -175,6 +175,17 @@ def test_texts_are_the_same(target, folders, smollm2_path, method):
         assert drafted(llm)[0] > 200
 
 
+@pytest.mark.parametrize("method", ["medusa", pytest.param("mlp_speculator", marks=pytest.mark.slow)])
+def test_the_last_stage_guesses(target, outputs, folders, method):
+    """What comes true there, the first stage is told with the next step."""
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    options = {"skip_tokenizer_init": True, "pipeline_parallel_size": 2}
+    with drafting(target, folders[method], method, **options) as llm:
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == outputs
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > num_accepted > 100
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

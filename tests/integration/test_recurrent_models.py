@@ -201,12 +201,23 @@ DRAFTS = {"method": "suffix", "num_speculative_tokens": 4, "enable_adaptive_veri
 DRAWN = SamplingParams(temperature=0.9, seed=3, max_tokens=64, ignore_eos=True, detokenize=False)
 
 
-@pytest.mark.parametrize("mode", ["one step", "two in flight", "chained", "blind"])
-def test_drafts_change_no_bit(pair, monkeypatch, mode):
+MODES = {"one step": RECURRENT, "two in flight": ["Qwen3NextForCausalLM"], "chained": RECURRENT}
+MODES["blind"] = ["Qwen3NextForCausalLM"]
+QUICK = {("one step", "FalconH1ForCausalLM"), ("chained", "Lfm2ForCausalLM")}
+QUICK |= {("chained", "Qwen3NextForCausalLM"), ("blind", "Qwen3NextForCausalLM")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "architecture"),
+    [
+        pytest.param(mode, name, marks=[] if (mode, name) in QUICK else pytest.mark.slow)
+        for mode, names in MODES.items()
+        for name in names
+    ],
+)
+def test_drafts_change_no_bit(tmp_path, monkeypatch, mode, architecture):
     """Most come true the second time, as suffixes of all outputs are known; blind: each row is a request."""
-    oracle, folder = pair
-    if mode in ("two in flight", "blind") and oracle.config.architectures != ["Qwen3NextForCausalLM"]:
-        pytest.skip("one family will do")
+    folder = save(make_oracle(tiny_config(architecture)), tmp_path)
     if mode in ("chained", "blind"):
         monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
     params = [params.clone() for params in (GREEDY, DRAWN) for _ in LENGTHS]

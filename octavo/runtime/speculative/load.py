@@ -45,7 +45,7 @@ def load_drafter(
     read: where weights come from, if not a file
     """
     wanted = speculation(config.scheduler.speculative_config)
-    if wanted is None or config.draft is None:
+    if wanted is None or config.draft is None or not target.has_logits:
         return None
     drafter = _load(wanted.method, config, config.draft, target, platform, parallel, read)
     drafter.draws = wanted.draws
