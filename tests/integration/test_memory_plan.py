@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.cli.main import main
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import resolve
@@ -118,6 +119,18 @@ def test_experts_in_host_memory_leave_room(make_folder):
     assert layers >= 2 and not rest and whole.host_weight_bytes == 0
     freed = layers * layer - (layers * layer // 8 + layer)
     assert part.kv_available_bytes == whole.kv_available_bytes + freed
+
+
+def test_experts_that_cannot_stay_in_host_memory(make_folder, monkeypatch):
+    options = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "cpu_offload_experts": "all"}
+    with pytest.raises(ConfigError, match="the first layers of this model have no experts"):
+        plan_memory(config_of(make_folder(), **options), 4 * GIB)
+    packed = {"hidden_size": 64, "intermediate_size": 64, "quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(Unsupported, match="Packed weights stay on the GPU"):
+        plan_memory(config_of(make_folder("GptOssForCausalLM", **packed), **options), 4 * GIB)
+    monkeypatch.setattr(cpu, "free_bytes", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"The experts take .* GiB of host memory per GPU; .* are free"):
+        plan_memory(config_of(make_folder("Qwen3MoeForCausalLM"), **options), 4 * GIB)
 
 
 def test_each_rank_has_its_part(make_folder):

@@ -216,7 +216,8 @@ def _host_layers(
     """Return the layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
     if not wants_host_weights(config) and not config.parallel.cpu_offload_experts:
         return frozenset()
-    if config.model.load_format == "gguf" or config.model.quantization not in ("", "unquantized"):
+    is_packed = config.model.load_format == "gguf" or stored_quantization(config)
+    if is_packed or config.model.quantization not in ("", "unquantized"):
         raise Unsupported(
             "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_*."
         )
