@@ -19,6 +19,9 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 _WITHOUT_EFFECT = ("use_async", "policy", "communicator", "log_balancedness_interval")
 """Layers are moved one per step; there is one policy."""
 
+_NOT_BESIDE = """data_parallel_hybrid_lb data_parallel_start_rank enable_elastic_ep enable_eplb enable_lora
+    speculative_config cpu_offload_gb offload_group_size cpu_offload_experts"""
+
 
 class ExpertLoad(NamedTuple):
     """The option's values.
@@ -90,15 +93,11 @@ def share_experts(parallel: ParallelConfig, checkpoint: Checkpoint, args: Any) -
             f"enable_expert_parallel: data_parallel_size x tensor_parallel_size ({size}) does not divide the "
             f"model's {count} experts; use sizes that do."
         )
-    alone = "data_parallel_hybrid_lb", "data_parallel_start_rank", "enable_elastic_ep"
-    offload = "cpu_offload_gb", "offload_group_size", "cpu_offload_experts"
-    without = "enable_eplb", "enable_lora", "speculative_config", *offload
-    given = [name for name in (*alone, *without) if getattr(args, name)]
-    given += ["data_parallel_rank"] if parallel.data_parallel_rank >= 0 else []
-    for name in ("pipeline_parallel_size", "nnodes"):
-        given += [name] if getattr(parallel, name) > 1 else []
+    given = [name for name in _NOT_BESIDE.split() if getattr(args, name)]
+    least = {"data_parallel_rank": 0, "pipeline_parallel_size": 2, "nnodes": 2}
+    given += [name for name, number in least.items() if getattr(args, name) >= number]
     if parallel.distributed_executor_backend not in ("inproc", "mp"):
-        given += ["distributed_executor_backend"]
+        given.append("distributed_executor_backend")
     if given:
         raise Unsupported(
             f"enable_expert_parallel with data_parallel_size={parallel.data_parallel_size} shares experts "

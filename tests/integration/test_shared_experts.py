@@ -26,9 +26,11 @@ def tokens(llm, count, length=1):
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def test_two_replicas_equal_one(experts, make_llm):
+@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_replicas_equal_one(experts, make_llm, tp_size):
     """Of one request the other replica computes nothing but its experts' part."""
-    one, two = (make_llm(experts, cpu_threads=1, **options) for options in ({}, SHARED))
+    sizes = SHARED | {"tensor_parallel_size": tp_size}
+    one, two = (make_llm(experts, cpu_threads=1, **options) for options in ({}, sizes))
     found = [[tokens(llm, count) for count in (5, 1, 5)] for llm in (one, two)]
     assert found[0] == found[1]
     two.sleep()

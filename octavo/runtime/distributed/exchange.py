@@ -77,7 +77,7 @@ class TokenExchange:
         return total
 
     def measure(self, x: Tensor, top_k: int, num_experts: int) -> None:
-        """Find `most_gathered` by times of the slowest rank. x: [1, H] of the model's type"""
+        """Find `most_gathered` by the times of all ranks. x: [1, H] of the model's type"""
         generator = torch.Generator(x.device).manual_seed(self._ranks.rank)
         self.is_captured = False
         times = torch.zeros((len(_SIZES), 2), dtype=torch.float64, device=x.device)
@@ -88,7 +88,7 @@ class TokenExchange:
                 self.most_gathered = most
                 for _ in range(1 + _TIMES):
                     torch.cuda.synchronize(x.device)
-                    row[way], began = 0, time.perf_counter()
+                    began = time.perf_counter()
                     self.run(x.expand(number, -1), routing, num_experts, lambda x, _: x)
                     torch.cuda.synchronize(x.device)
                     row[way] = time.perf_counter() - began

@@ -17,7 +17,6 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.step import NewRequest
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.distributed.exchange import TokenExchange
-from octavo.runtime.distributed.group import Group
 from octavo.runtime.layers.experts import Experts
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, Platform
@@ -36,7 +35,7 @@ class Lockstep(StepPart):
 
     def __init__(
         self,
-        ranks: Group,
+        parallel: ParallelContext,
         exchange: TokenExchange,
         sizes: list[int],
         model: Callable[[], Model],
@@ -44,10 +43,10 @@ class Lockstep(StepPart):
     ) -> None:
         """sizes: that decoding steps are padded to."""
         super().__init__()
-        self._ranks, self._exchange, self._sizes, self._model = ranks, exchange, sizes, model
+        self._parallel, self._exchange, self._sizes, self._model = parallel, exchange, sizes, model
         self._capture, self._captured = capture, dict[int, Callable[[], None]]()
         """How to take part in decoding steps of each size."""
-        self._heard = torch.zeros((self._ranks.size, 2), dtype=torch.int64)
+        self._heard = torch.zeros((parallel.steps.size, 2), dtype=torch.int64)
         """Of each rank: tokens of its step; whether some request has several."""
         self._answer: Future[None] | None = None
         """Of the others, while this rank has said that it has no work."""
@@ -67,11 +66,14 @@ class Lockstep(StepPart):
         """See StepPart: requests want nothing of it."""
 
     def begin(self, work: Work) -> None:
-        while self._answer is not None:
-            self._join()
-        self._tell(int(work.starts[-1]), has_prompts=work.num_singles < len(work.rows))
-        self._agree()
         self._due_s = 0.0
+        if self._answer is not None:
+            self._join()
+        while True:
+            self._tell(int(work.starts[-1]), has_prompts=work.num_singles < len(work.rows))
+            if self._agree()[self._parallel.steps.rank // self._parallel.tp_size]:
+                return
+            self._take_part()  # another rank of this replica had said that it has no work, before it came
 
     @torch.inference_mode()
     def idle(self, wake: Callable[[], None]) -> float | None:
@@ -81,7 +83,7 @@ class Lockstep(StepPart):
         """
         now = time.monotonic()
         if self._answer is not None and self._answer.done():
-            has_work = self._join()
+            has_work = any(self._join())
             self._pause_s = _SHORTEST_S if has_work else min(2 * self._pause_s, _LONGEST_S)
             self._due_s = now if has_work else now + self._pause_s
         if self._answer is None:
@@ -101,20 +103,25 @@ class Lockstep(StepPart):
         except Exception as error:  # raised again by `_join`
             answer.set_exception(error)
 
-    def _join(self) -> bool:
-        """Take part in a step in which this rank has nothing; False if nobody has."""
+    def _join(self) -> list[int]:
+        """Take part in a step in which this rank has nothing; return what `_agree` does."""
         assert self._answer is not None
         self._answer.result()
         self._answer = None
-        if has_work := self._agree():
-            if self._capture is None or not self._exchange.is_captured:
-                self._join_layers()
-            else:
-                size = self._exchange.num_tokens
-                if size not in self._captured:
-                    self._captured[size] = self._capture(self._join_layers)
-                self._captured[size]()
-        return has_work
+        counts = self._agree()
+        self._take_part()
+        return counts
+
+    def _take_part(self) -> None:
+        size = self._exchange.num_tokens
+        if not size:
+            return
+        if self._capture is None or not self._exchange.is_captured:
+            self._join_layers()
+            return
+        if size not in self._captured:
+            self._captured[size] = self._capture(self._join_layers)
+        self._captured[size]()
 
     def _join_layers(self) -> None:
         for layer in self._layers():
@@ -126,14 +133,17 @@ class Lockstep(StepPart):
     def _tell(self, num_tokens: int, *, has_prompts: bool) -> None:
         """Tell the others of this rank's step, and wait for what they say."""
         told = torch.tensor([[num_tokens, int(has_prompts)]])
-        self._heard = self._ranks.gather_rows(told)
+        self._heard = self._parallel.steps.gather_rows(told)
 
-    def _agree(self) -> bool:
-        most, has_prompts = self._heard.amax(0).tolist()
-        is_short = not has_prompts and most <= self._sizes[-1]
+    def _agree(self) -> list[int]:
+        """Return the tokens of each replica, all of whose ranks have come to its step; 0 of others."""
+        told = self._heard.view(-1, self._parallel.tp_size, 2).amin(1)
+        most, has_prompts = told.amax(0).tolist()
+        is_short = not has_prompts and 0 < most <= self._sizes[-1]
         self._exchange.is_captured = is_short
         self._exchange.num_tokens = self._sizes[bisect_left(self._sizes, most)] if is_short else most
-        return bool(most)
+        counts: list[int] = told[:, 0].tolist()
+        return counts
 
 
 def make_lockstep(
@@ -144,4 +154,4 @@ def make_lockstep(
         return None
     sizes = step_sizes(config.scheduler.max_num_seqs)
     capture = None if config.parallel.enforce_eager else platform.graph_capture()
-    return Lockstep(parallel.steps, parallel.exchange, sizes, model, capture)
+    return Lockstep(parallel, parallel.exchange, sizes, model, capture)
