@@ -19,7 +19,7 @@ const failures = (span) =>
 	(60 * (span.growth("http_requests_total", { status: "5xx" }) + span.growth("request_success_total", { finished_reason: "error" }))) / span.seconds;
 const refusals = (span) => 60 * span.rate("admission_rejections_total");
 
-/** Title, form of the figures, least height of the plot, and lines: name → its value from (now, 5 s, 30 s). */
+/** Title, form of the figures, least height of the plot, lines: name → its value from (now, 5 s, 30 s); shown once it has any. */
 const TILES = [
 	["Requests", count, 4, { running: (now) => now.sum("num_requests_running"), waiting: (now) => now.sum("num_requests_waiting") }],
 	["Tokens per second", count, 10, { generated: (_, few) => few.rate("generation_tokens_total"), "of prompts": (_, few) => few.rate("prompt_tokens_total") }],
@@ -28,6 +28,7 @@ const TILES = [
 	["KV cache in use", percent, 1, { used: (now) => now.sum("kv_cache_usage_perc") }],
 	["Prefix cache hits", percent, 1, { "of prompt tokens": (_, __, many) => many.share("prefix_cache_hits_total", "prefix_cache_queries_total") }],
 	["Requests finished per minute", count, 4, { finished: (_, __, many) => 60 * many.rate("request_success_total") }],
+	["Guessed tokens", percent, 1, { "came true": (_, __, many) => many.share("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total") }, true],
 	["Errors per minute", count, 1, { failed: (_, __, many) => failures(many), refused: (_, __, many) => refusals(many) }],
 ];
 
@@ -38,7 +39,7 @@ export class Dashboard {
 	#isShown = false;
 
 	constructor() {
-		this.tiles = TILES.map(([title, form, least, lines]) => new Tile(title, form, least, lines));
+		this.tiles = TILES.map((told) => new Tile(...told));
 		byId("tiles").append(...this.tiles.map((tile) => tile.node));
 		this.#restore();
 		window.addEventListener("pagehide", () => sessionStorage.setItem(STORE, JSON.stringify(this.tiles.map((tile) => tile.points))));

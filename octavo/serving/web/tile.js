@@ -14,8 +14,8 @@ const ago = (ms) => (ms < 120_000 ? `${Math.round(ms / 1000)} s` : `${Math.round
 export class Tile {
 	points = [];
 
-	/** form: value → text; least: what the plot's height stands for at least; lines: name → value or null. */
-	constructor(title, form, least, lines) {
+	/** form: value → text; least: what the plot's height stands for at least; lines: name → value or null; waits: for a value. */
+	constructor(title, form, least, lines, waits = false) {
 		this.form = form;
 		this.least = least;
 		this.lines = Object.entries(lines);
@@ -40,6 +40,7 @@ export class Tile {
 			element("div", { class: "plot" }, this.plot, this.top),
 			element("p", { class: "axis" }, this.ago, this.time),
 		);
+		this.node.hidden = waits;
 		this.title = title;
 		this.plot.addEventListener("pointermove", (event) => this.#point(event));
 		this.plot.addEventListener("pointerleave", () => this.#show(this.#last, null));
@@ -49,6 +50,7 @@ export class Tile {
 	take(timeMs, ...sources) {
 		const values = this.lines.map(([, valueOf]) => valueOf(...sources));
 		this.points.push({ timeMs, values: values.map((value) => (Number.isFinite(value) ? value : null)) });
+		if (values.some(Number.isFinite)) this.node.hidden = false;
 	}
 
 	/** Let the lines have a gap here. */

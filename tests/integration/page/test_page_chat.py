@@ -288,6 +288,32 @@ def test_the_figures_of_the_dashboard_move(visit):
     wait_until(lambda: figure("Tokens per second") == 0)
 
 
+def test_a_tile_of_guesses_where_there_are_some(visit):
+    page, num_read = visit(), 0
+    page.get_by_role("link", name="Dashboard").click()
+    expect(page.locator("#pulse")).to_contain_text("Live")
+    tile = page.locator(
+        "section.tile", has=page.get_by_role("heading", name="Guessed tokens", include_hidden=True)
+    )
+    expect(tile).to_be_hidden()
+    expect(page.locator("section.tile:visible")).to_have_count(8)
+
+    def count(route):
+        nonlocal num_read
+        num_read += 1
+        names = {"draft": 100, "accepted": 75}
+        route.fulfill(
+            body="".join(
+                f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {each * num_read}\n'
+                for kind, each in names.items()
+            )
+        )
+
+    page.context.route("**/metrics", count)
+    expect(tile.locator("dd")).to_have_text("75 %")
+    expect(tile).to_be_visible()
+
+
 def test_a_server_with_keys(visit, servers):
     servers[1].wait_for_status(200)
     page = visit(url=servers[1].url, num_tokens=5, may_complain=True)
