@@ -180,8 +180,12 @@ class ModelPool:
         return [model for model in self.models.values() if model.occupies]
 
     def _retire_surplus(self, arrived: PooledModel) -> None:
-        """Unload engines that are too many; `_look_after_idle` comes back to those that are in use."""
-        for name in surplus(arrived.name, [other.resident() for other in self._residents()], self._limits):
+        """Unload engines that are too many; `_look_after_idle` comes back to those that are in use.
+
+        One that loads is none yet: it may fail.
+        """
+        there = [other.resident() for other in self._residents() if other.state != "loading"]
+        for name in surplus(arrived.name, there, self._limits):
             if self._is_settled(self.models[name]):
                 self._dismiss(self.models[name], "unload")
 
@@ -233,7 +237,7 @@ class ModelPool:
             for model in self.models.values():
                 if self._is_settled(model) and (departure := self._due(model)):
                     self._dismiss(model, departure)
-            if len(residents := self._residents()) > self._served.max_loaded:
+            if residents := self._residents():
                 self._retire_surplus(max(residents, key=lambda model: model.last_used_s))
 
     def _is_settled(self, model: PooledModel) -> bool:

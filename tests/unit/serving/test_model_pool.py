@@ -260,6 +260,22 @@ async def test_a_model_that_fails_to_load_drives_nobody_out():
         await ask(engines, "bad")
 
 
+async def test_a_model_that_takes_long_to_fail_drives_nobody_out():
+    """Those who look after engines that are too many come by meanwhile."""
+    FakeEngine.faults["bad"], FakeEngine.gates["bad"] = BadCheckpoint("torn"), asyncio.Event()
+    async with running(entry("a"), entry("b"), entry("bad"), max_loaded=2) as engines:
+        await ask(engines, "a")
+        await ask(engines, "b")
+        failing = asyncio.create_task(ask(engines, "bad"))
+        await asyncio.sleep(0.1)
+        assert state(engines, "bad") == ["loading"]
+        FakeEngine.gates["bad"].set()
+        with pytest.raises(HTTPError, match="torn"):
+            await failing
+        await ask(engines, "a")
+        assert not [line for line in FakeEngine.log if line in ("end a", "end b")]
+
+
 async def test_one_that_was_unloaded_for_a_failure_returns():
     FakeEngine.faults["bad"] = BadCheckpoint("torn")
     async with running(entry("a"), entry("bad"), memory=4) as engines:
