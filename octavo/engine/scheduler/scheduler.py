@@ -248,8 +248,8 @@ class Scheduler:
             if turns and turns.leaves_out(request, plan):
                 continue
             num_behind = len(order) - served
-            drafts = ahead.get(request) if ahead else None
-            if drafts is not None and not self._lookahead.extend(plan, request, drafts, num_behind):
+            guesses = ahead.get(request) if ahead else None
+            if guesses is not None and not self._lookahead.extend(plan, request, guesses, num_behind):
                 continue
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
