@@ -258,6 +258,17 @@ def test_what_is_refused(tmp_path, options, error, text):
         LLM(str(folder), **OPTIONS | options)
 
 
+@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.slow)])
+def test_drafts_over_ranks_and_stages(tmp_path, kind):
+    """Each rank's states pass what came true; the second time all outputs are known."""
+    oracle = make_oracle(tiny_config("Qwen3NextForCausalLM"))
+    options = {"num_gpu_blocks_override": 400, "mamba_block_size": 16, kind: 2, "speculative_config": DRAFTS}
+    with LLM(str(save(oracle, tmp_path)), **OPTIONS | EXACT | options) as llm:
+        for _ in range(2):
+            assert not wrong_outputs(oracle, llm, make_prompts(131, LENGTHS))
+        assert metrics(llm)["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
 def test_a_draft_model_with_states_is_refused(tmp_path):
     folder = str(save(make_oracle(tiny_config("Lfm2ForCausalLM")), tmp_path))
     with pytest.raises(Unsupported, match="cannot have recurrent layers"):
