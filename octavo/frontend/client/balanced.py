@@ -262,11 +262,14 @@ class BalancedDoor:
         while True:
             logger.error("Replica %d: %s", index, error)
             await self._news.put(LostReplica(self._balancer.lose(index), str(error), index))
+            shares = self._config.parallel.shares_experts
             if error.retry_after_s is None:
-                logger.error("Replica %d stays away; the others serve on.", index)
+                logger.error("Replica %d stays away%s.", index, "" if shares else "; the others serve on")
+                if shares:
+                    await asyncio.gather(*(door.give_up(error) for door in self.doors))
                 return False
             try:
-                if self._config.parallel.shares_experts:
+                if shares:
                     await self._restart_all(life, error)
                 else:
                     await self.doors[index].start()

@@ -15,10 +15,11 @@ from tests.fakes import expected_output, fake_request
 from tests.process_fakes import is_alive, process_config, wait_until
 
 
-def replicas_config(count=2, elastic=False, **orders):
+def replicas_config(count=2, elastic=False, shares=False, **orders):
     config = process_config(**orders)
     model = dataclasses.replace(config.model, skip_tokenizer_init=True)
     parallel = dataclasses.replace(config.parallel, data_parallel_size=count, enable_elastic_ep=elastic)
+    parallel = dataclasses.replace(parallel, enable_expert_parallel=shares)
     return dataclasses.replace(config, model=model, parallel=parallel)
 
 
@@ -115,6 +116,33 @@ async def test_without_restarts_the_rest_serves_until_none_is_left(start):
     await asyncio.wait_for(engine.core.wait_until_dead(), 5)
     with pytest.raises(EngineDead):
         await collect(engine, 3)
+
+
+async def test_replicas_that_share_experts_end_together(start):
+    engine = await start("none", step_s=0.01, shares=True)
+    before = pids(engine)
+    os.kill(before[1], signal.SIGKILL)
+    await asyncio.wait_for(engine.core.wait_until_dead(), 5)
+    assert wait_until(lambda: not any(map(is_alive, before)), 5)
+    with pytest.raises(EngineDead):
+        await collect(engine, 3)
+
+
+async def test_replicas_that_share_experts_come_back_together(start):
+    engine = await start(step_s=0.01, shares=True)
+    doors = engine.core.client.doors
+    for victim in (1, 0):
+        before = pids(engine)
+        os.kill(before[victim], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while {None, *before} & {*(now := [door._core and door._core.pid for door in doors])}:
+                await asyncio.sleep(0.05)
+            while not all(load.is_up for load in engine.core.client._balancer.loads):
+                await asyncio.sleep(0.05)
+        assert not any(map(is_alive, before))
+        assert pids(engine) == now, "each was started once"
+        ends = await asyncio.gather(*(collect(engine, seed) for seed in range(1, 9)))
+        assert [end.token_ids for end in ends] == [answer(seed) for seed in range(1, 9)]
 
 
 async def test_one_that_cannot_start_ends_all(tmp_path, monkeypatch):
