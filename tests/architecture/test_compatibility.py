@@ -274,7 +274,7 @@ ELSEWHERE = {
     "StreamingInput",  # a kind of prompt
     "initialize_ray_cluster",  # under vLLM's names alone
     *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
-    "routed_experts",  # the same
+    *("routed_experts", "spec_decode_metrics"),  # the same
     *(
         "prompt_token_id_logprobs",
         "lora_request",
