@@ -57,13 +57,14 @@ async def test_caches_of_the_asynchronous_engine(make_engine):
     assert await engine.get_tokenizer() is None
 
 
-@pytest.mark.slow
-async def test_what_a_request_leaves_in_the_cache(make_engine):
-    engine = make_engine()
-    outputs = [await collect(engine, [3] * length) for length in (40, 40, 60)]
-    assert [output.num_cache_creation_tokens for output in outputs] == [32, 0, 16]
-    without = make_engine(enable_prefix_caching=False)
-    assert (await collect(without, [3] * 40)).num_cache_creation_tokens == 0
+def test_what_a_request_leaves_in_the_cache(tiny_llama, make_llm):
+    def created(llm, length):
+        [output] = llm.generate([[3] * length], GREEDY, use_tqdm=False)
+        return output.num_cache_creation_tokens
+
+    llm = make_llm(tiny_llama)
+    assert [created(llm, length) for length in (40, 40, 60)] == [32, 0, 16]
+    assert created(make_llm(tiny_llama, enable_prefix_caching=False), 40) == 0
 
 
 def test_a_registered_architecture(tmp_path, monkeypatch):

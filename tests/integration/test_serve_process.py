@@ -137,7 +137,6 @@ class TestEnd:
             assert plain.result().json()["choices"][0]["finish_reason"] == "length"
             assert server.end() == 0
 
-    @pytest.mark.slow
     def test_at_the_deadline_the_rest_ends_with_an_error(self):
         with ServeProcess("--shutdown-timeout", "0.5", orders=SLOW) as server, server.stream(2000) as lines:
             server.signal()
@@ -368,7 +367,6 @@ class TestOtherDoors:
             server.signal()
             assert server.end() == 0
 
-    @pytest.mark.slow
     def test_a_certificate_that_is_none(self, tmp_path):
         (tmp_path / "c").write_text("no certificate")
         with ServeProcess("--ssl-certfile", str(tmp_path / "c"), wait=False) as server:

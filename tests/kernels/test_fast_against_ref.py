@@ -9,8 +9,6 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CASES, OPS, assert_close, nothing_of, run, tensors_in
 
-pytestmark = pytest.mark.matrix(4)
-
 
 @pytest.mark.parametrize("op", OPS)
 def test_fast_equals_ref(fast: KernelTable, op: str) -> None:

@@ -10,8 +10,6 @@ from octavo.runtime.models.interface import MODELS
 from tests.model_driver import given_logits, load, prompt_logits
 from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
 
-pytestmark = pytest.mark.matrix(3)
-
 TOLERANCE = 1e-4
 PHI3, OPT, NEOX, GPTJ = "Phi3ForCausalLM", "OPTForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM"
 STABLELM, FALCON, GEMMA = "StableLmForCausalLM", "FalconForCausalLM", "GemmaForCausalLM"

@@ -13,8 +13,6 @@ from octavo.runtime.models.interface import MODELS
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
 
-pytestmark = pytest.mark.matrix(3)
-
 WITH_EXPERTS = [
     name for name in MODELS.names() if "router" in str(MODELS.load(name).arch_from_hf(tiny_config(name)))
 ]

@@ -19,8 +19,6 @@ from tests.tiny_models import (
     tiny_config,
 )
 
-pytestmark = pytest.mark.matrix(3)
-
 TOLERANCE = 1e-4
 
 
