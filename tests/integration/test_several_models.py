@@ -84,7 +84,7 @@ def open_things(server):
 
 
 def connected(server):
-    limits = httpx.Limits(max_connections=AT_ONCE)
+    limits = httpx.Limits(max_connections=AT_ONCE, keepalive_expiry=1)  # before the server closes one
     return httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits)
 
 
