@@ -131,7 +131,9 @@ _ENGINE_WITHOUT_EFFECT = {
     "Use steps_in_flight for steps ahead.": "num_scheduler_steps=1",
     "Swapping needs swap_space only.": "preemption_mode=recompute|swap",
     "Slots are reserved with the step that needs them.": "num_lookahead_slots",
-    "Drafts are counted for the engine, not by request.": "per_request_spec_decode_metrics=none",
+    "Outputs of the Python API tell of their drafts, answers over HTTP do not.": (
+        "per_request_spec_decode_metrics=none"
+    ),
     "Prompts and new tokens share every step; blocks are taken as they are needed.": (
         "scheduler_reserve_full_isl?=true prefill_schedule_interval=1 watermark"
     ),

@@ -269,6 +269,23 @@ def test_drafts_over_ranks_and_stages(tmp_path, kind):
         assert metrics(llm)["vllm:spec_decode_num_accepted_tokens"] > 100
 
 
+def test_drafts_and_preemption(tmp_path):
+    """Blocks that are swapped out have the states, and the inputs of drafts that these have yet to pass."""
+    oracle = make_oracle(tiny_config("Qwen3NextForCausalLM"))
+    options = {
+        "num_gpu_blocks_override": 30,
+        "max_num_batched_tokens": 24,
+        "mamba_block_size": 8,
+        "swap_space": 0.01,
+    }
+    with LLM(str(save(oracle, tmp_path)), **OPTIONS | EXACT | options, speculative_config=DRAFTS) as llm:
+        for _ in range(2):
+            assert not wrong_outputs(oracle, llm, make_prompts(131, LENGTHS))
+        seen = metrics(llm)
+    assert seen["vllm:num_preemptions"] > 0 and seen["vllm:num_blocks_swapped_in"] > 0
+    assert seen["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
 def test_a_draft_model_with_states_is_refused(tmp_path):
     folder = str(save(make_oracle(tiny_config("Lfm2ForCausalLM")), tmp_path))
     with pytest.raises(Unsupported, match="cannot have recurrent layers"):
