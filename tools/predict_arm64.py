@@ -1,9 +1,10 @@
-"""Predicts tokens/s of the default model, one stream, on ARM CPUs that are not here.
+"""Predicts tokens/s of the default model, one stream, on ARM CPUs that are not here, and the gain by SVE.
 
 `python tools/predict_arm64.py`. The loops that multiply one row by packed weights are cut out of what the
 compiler makes of them; llvm-mca says how many cycles one turn takes on a CPU, where nothing misses a cache.
 All weights of the model at that pace, or at the pace of the memory where that is less, make a token; norms,
-attention and Python are left out. Prints JSON lines for benchmarks/record.py: predictions, not measurements.
+attention and Python are left out. Then the products of many rows, of the same numbers in NEON and in SVE.
+Prints JSON lines for benchmarks/record.py: predictions, not measurements.
 CXX: a compiler for AArch64; LLVM_MCA: one that knows the CPUs.
 """
 
@@ -37,8 +38,9 @@ class Cpu(NamedTuple):
 
 
 CPUS = {
-    "Neoverse V2 (Grace)": Cpu("neoverse-v2", "i8mm", 3.1, 500),
-    "Neoverse V2 (Graviton4)": Cpu("neoverse-v2", "i8mm", 2.8, 537),
+    "Neoverse V2 (Grace)": Cpu("neoverse-v2", "bf16", 3.1, 500),
+    "Neoverse V2 (Graviton4)": Cpu("neoverse-v2", "bf16", 2.8, 537),
+    "Neoverse V1 (Graviton3)": Cpu("neoverse-v1", "bf16", 2.6, 307),
     "Apple M1": Cpu("apple-m1", "dotprod", 3.2, 68),
 }
 """M1: LLVM describes its fast cores by the far older Cyclone, six instructions a cycle."""
@@ -74,10 +76,60 @@ def hot_loop(code: str, type_name: str) -> str:
 def cycles(loop: str, model: str) -> float:
     """Of one turn."""
     command = [os.environ.get("LLVM_MCA", "llvm-mca-19"), "-mtriple=aarch64", f"-mcpu={model}"]
-    command += ["-mattr=+dotprod,+fullfp16,+i8mm,+bf16", "-iterations=100"]
+    command += ["-mattr=+dotprod,+fullfp16,+i8mm,+bf16,+sve", "-iterations=100"]
     done = subprocess.run(command, input=loop, capture_output=True, text=True, check=True)
     [total] = re.findall(r"Total Cycles: +(\d+)", done.stdout)
     return int(total) / 100
+
+
+# The product in NEON, with one of four numbers of x; in SVE what loads weights and x, and the product.
+_PRODUCTS = {
+    "int8, SMMLA": (
+        "smmla v{0}.4s, v28.16b, v{1}.16b",
+        "ld1b {{z{0}.b}}",
+        "ld1rqb {z28.b}",
+        "smmla z{0}.s, z28.b, z{1}.b",
+    ),
+    "bfloat16, BFMMLA": (
+        "bfmmla v{0}.4s, v28.8h, v{1}.8h",
+        "ld1h {{z{0}.h}}",
+        "ld1rqh {z28.h}",
+        "bfmmla z{0}.s, z28.h, z{1}.h",
+    ),
+    "float32, FMLA": (
+        "fmla v{0}.4s, v{1}.4s, v28.s[{2}]",
+        "ld1w {{z{0}.s}}",
+        "ld1rw {z28.s}",
+        "fmla z{0}.s, p0/m, z28.s, z{1}.s",
+    ),
+}
+VECTOR_BYTES = {"neoverse-v1": 32, "neoverse-v2": 16}
+"""Of SVE. V1 is Graviton3; NEON has 16 everywhere."""
+
+
+def tile_loop(kind: str, vector_bytes: int) -> str:
+    """Return a turn: 64 bytes of weights meet four rows, or pairs of rows, of x. 0 bytes are NEON."""
+    product, load, load_x, sve_product = _PRODUCTS[kind]
+    count, lines = 64 // (vector_bytes or 16), []
+    for i in range(count):
+        in_sve = f"{load.format(20 + i)}, p0/z, [x1, #{i}, mul vl]"
+        lines.append(in_sve if vector_bytes else f"ldr q{20 + i}, [x1, #{16 * i}]")
+    for row in range(4):
+        if vector_bytes:
+            lines.append(f"{load_x}, p0/z, [x2, #{16 * row}]")
+        elif row == 0 or "{2}" not in product:
+            lines.append(f"ldr q28, [x2, #{16 * row}]")
+        made = sve_product if vector_bytes else product
+        lines += [made.format(row * count + i, 20 + i, row) for i in range(count)]
+    return "\n".join([*lines, "add x1, x1, #64", "add x2, x2, #64", "subs x3, x3, #1"])
+
+
+def sve_rows() -> Iterator[dict[str, object]]:
+    """One per CPU with SVE and product: cycles of the same numbers."""
+    for model, size in VECTOR_BYTES.items():
+        for kind in _PRODUCTS:
+            found = {"neon": cycles(tile_loop(kind, 0), model), "sve": cycles(tile_loop(kind, size), model)}
+            yield {"llvm_model": model, "product": kind, "sve_bits": 8 * size, "cycles_per_turn": found}
 
 
 def weights() -> dict[str, int]:
@@ -111,5 +163,5 @@ def rows() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    for row in rows():
+    for row in (*rows(), *sve_rows()):
         sys.stdout.write(json.dumps(row) + "\n")

@@ -51,7 +51,7 @@ def kernels_disabled() -> bool:
 
 def cpu_isa() -> str:
     """OCTAVO_CPU_ISA: the best instruction set that CPU kernels may use: amx, avx512_bf16, avx512, avx2; on
-    ARM i8mm, dotprod, neon.
+    ARM bf16, i8mm, dotprod, neon.
     """
     return os.environ.get("OCTAVO_CPU_ISA", "")
 

@@ -17,7 +17,7 @@ from octavo.base import env
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "msgspec", "pyzmq")
 _X86_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8")
-_CPU_FLAGS = (*_X86_FLAGS, "asimd", "asimddp", "i8mm")
+_CPU_FLAGS = (*_X86_FLAGS, "asimd", "asimddp", "i8mm", "bf16")
 _GIB = 1 << 30
 
 

@@ -14,6 +14,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from octavo.runtime.kernels import build, variants
+from tests import mach_o
 from tests.shared_objects import share_objects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,3 +69,46 @@ def test_it_runs_without_a_compiler_and_gives_the_same_tokens(wheel, tmp_path, s
     shipped, log = tokens(tmp_path, PYTHONPATH=str(tmp_path / "site"), OCTAVO_LOGGING_LEVEL="INFO", **without)
     assert shipped == own and "no CPU kernels" not in log
     assert [path.suffix for path in (tmp_path / "cache" / "kernels").iterdir()] == [".proved"]
+
+
+ZIG = """#!{python}
+# clang for macOS by the package ziglang, which calls processors by name.
+import os, sys
+CPUS = {{"+bf16": "apple_m2", "+i8mm": "apple_m1+i8mm", "+dotprod": "apple_m1", "": "apple_a7"}}
+for at, word in enumerate(sys.argv):
+    if word.startswith("-march"):
+        sys.argv[at] = f"-mcpu={{next(cpu for end, cpu in CPUS.items() if word.endswith(end))}}"
+os.execv({zig!r}, [{zig!r}, "c++", "-target", "aarch64-macos.11.0", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.opt_in("OCTAVO_TEST_ZIG")
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_wheel_for_macos_has_what_its_loader_asks_for(tmp_path, monkeypatch):
+    """OCTAVO_TEST_ZIG is the program zig of the package ziglang. Minutes."""
+    compiler = tmp_path / "clang++"
+    compiler.write_text(ZIG.format(python=sys.executable, zig=os.environ["OCTAVO_TEST_ZIG"]))
+    compiler.chmod(0o755)
+    for name, value in (("KERNELS", "1"), ("TARGET", "macos-arm64")):
+        monkeypatch.setenv(f"OCTAVO_WHEEL_{name}", value)
+    monkeypatch.setenv("CXX", str(compiler))
+    wheel = Path(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])))
+    assert wheel.name.endswith("-py3-none-macosx_11_0_arm64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    levels, exports = {}, {True: set(), False: set()}
+    for source in (ROOT / "octavo/runtime/kernels/cpu").glob("*.cpp"):
+        names = re.findall(r"^OCTAVO_EXPORTED\((\w+)\)", source.read_text(), re.M)
+        exports[source.name == "matmul_bf16.cpp"].update(names)
+    for path in (tmp_path / "site" / "octavo/runtime/kernels/cpu/built").iterdir():
+        library = mach_o.read(path)
+        assert library.oldest_macos == (11, 0)
+        assert library.needs <= {"/usr/lib/libSystem.B.dylib", "/usr/lib/libc++.1.dylib"}
+        assert not library.undefined & {"getauxval", "syscall", "sched_setaffinity", "GOMP_parallel"}
+        for name in exports[False]:
+            assert {f"{name}_checked", f"{name}_recorded", f"{name}_letters"} <= library.exported
+        assert {"octavo_replay", "octavo_bf16_products"} <= library.exported
+        levels[path.name.partition("-")[0]] = {n for n in exports[True] if f"{n}_checked" in library.exported}
+    assert set(levels) == set(variants.OF_MACHINE["arm64"])
+    assert {name for name, found in levels.items() if found} == {"bf16"}

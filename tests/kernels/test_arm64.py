@@ -18,9 +18,9 @@ from tests import arm64_products
 from tests.shared_objects import share_objects
 
 ROOT = Path(__file__).resolve().parents[2]
-BEST = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}
+BEST = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "bf16"}
 """The level that a CPU's features lead to."""
-RUN = (("neoverse-n1", "neon"), ("neoverse-n1", "dotprod"), ("max,sve=off", "i8mm"))
+RUN = (("neoverse-n1", "neon"), ("neoverse-n1", "dotprod"), ("max,sve=off", "i8mm"), ("max,sve=off", "bf16"))
 """torch itself asks for more than a Cortex-A72 has, and is slow where SVE is emulated."""
 PROMPT = "The capital of France is"
 TOKENS = """
@@ -92,6 +92,27 @@ def test_products_of_integers_have_the_bits_of_x86(
     assert not np.array_equal(here["Q4_1 int8 4"], there["Q4_1 int16 4"], equal_nan=True)
     differing = [name for name in here if not np.array_equal(here[name], there[name], equal_nan=True)]
     assert not differing
+
+
+INVARIANT = """
+import sys
+from pathlib import Path
+from octavo.runtime.kernels.cpu.library import Library, Products
+from octavo.runtime.kernels.cpu.table import table_of
+from tests.kernels import test_cpu_levels as levels
+library = Library(Path(sys.argv[1]))
+assert library.bfloat16_products == Products.DOTS
+level = "bf16", {threads: table_of(library, threads) for threads in (1, 2)}
+for name in ("BF16", "Q4_1", "Q6_K"):
+    levels.test_rows_threads_and_places_change_no_bit(level, name, "bfloat16")
+for rows in (1, 3, 40):
+    levels.test_gated_is_product_and_gate(level, rows)
+levels.test_a_row_may_end_anywhere(level)
+"""
+
+
+def test_rows_in_bfloat16_have_the_same_bits_in_any_batch(libraries: dict[str, Path]) -> None:
+    emulated("max,sve=off", "-c", INVARIANT, str(libraries["bf16"]))
 
 
 def test_the_default_model_gives_the_tokens_of_x86(libraries: dict[str, Path], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.shared_objects import share_objects
 pytestmark = pytest.mark.slow
 
 _HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build.cpu_features())]
-_PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS}
+_PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS, "bf16": Products.DOTS}
 
 
 @pytest.fixture(scope="module", params=_HERE)

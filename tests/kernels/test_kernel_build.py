@@ -234,7 +234,8 @@ def test_every_variant_is_made_for_a_wheel(
 @pytest.mark.parametrize(
     ("features", "name"),
     [
-        ("asimd atomics asimdhp asimdrdm asimddp sve i8mm bf16", "i8mm"),
+        ("asimd atomics asimdhp asimdrdm asimddp sve i8mm bf16", "bf16"),
+        ("asimd atomics asimdhp asimdrdm asimddp i8mm", "i8mm"),
         ("asimd atomics asimdhp asimdrdm asimddp", "dotprod"),
         ("asimd", "neon"),
     ],

@@ -36,6 +36,7 @@ _X86_64 = {
     "avx2": Variant(("-march=x86-64-v3",), _AVX2),
 }
 _AARCH64 = {
+    "bf16": Variant(("-march=armv8.2-a+fp16+dotprod+i8mm+bf16",), f"{_DOTPROD} i8mm bf16"),
     "i8mm": Variant(("-march=armv8.2-a+fp16+dotprod+i8mm",), f"{_DOTPROD} i8mm"),
     "dotprod": Variant(("-march=armv8.2-a+fp16+dotprod",), _DOTPROD),
     "neon": Variant(("-march=armv8-a",), "asimd"),

@@ -144,7 +144,7 @@ inline bool tiles_usable() { return false; }
 
 #endif
 
-#if defined(OCTAVO_DOTS) && !defined(OCTAVO_TILES)
+#if defined(OCTAVO_DOTS_512) && !defined(OCTAVO_TILES)
 #define OCTAVO_VECTOR_TILES
 
 // The same by AVX512_BF16, for attention: sums lie in memory, a product has all of them in registers. What is loaded

@@ -1,8 +1,7 @@
-// Products in bf16 for CPUs with AVX512_BF16 and no AMX. Included by matmul_bf16.cpp.
+// Products in bf16 for CPUs that have them and no tiles: AVX512_BF16, and ARM's BF16. Included by matmul_bf16.cpp.
 //
-// Every output is one vector of 16 sums of pairs that walks along K from 0, then a fixed sum of its lanes: so a row
-// of y is the same for every number of rows, of threads, and in every place. One row of x: weights are unpacked in
-// registers and multiplied at once. More rows: strips of 16 weight rows are unpacked, and meet four rows of x, four
+// Every output walks along K from 0, by itself and in one order: so a row of y is the same for every number of rows, of
+// threads, and in every place. More rows than one: strips of 16 weight rows are unpacked, and meet ROWS rows of x, COLUMNS
 // weight rows at a time; some rows of x stay in the first cache while strips come from the second.
 #pragma once
 #include "weights_bf16.h"
@@ -15,11 +14,11 @@
 namespace octavo {
 namespace dots {
 
-constexpr int ROWS = 4, COLUMNS = 4, STRIP = TILE_ROWS;
+constexpr int STRIP = TILE_ROWS;
 constexpr int64_t ROWS_BYTES = 20 << 10;  // of x, beside which weights pass
 constexpr int64_t PANEL_BYTES = 256 << 10;
 
-// Sixteen outputs: their gates times their values.
+// VL outputs: their gates times their values.
 using Gate = vf (*)(vf gates, vf values);
 
 inline Gate gate_of(int kind) {
@@ -39,7 +38,7 @@ struct Product {
     int64_t y_stride;
     Gate gate;
 
-    const halves* rounded = nullptr;  // x in whole parts
+    const halves* rounded = nullptr;  // x in whole parts, and an even number of rows
     int64_t parts = divide_up(k, PART), kinds = gate ? 2 : 1;
 
     Rows rows(int64_t column, int64_t kind) const {
@@ -48,55 +47,42 @@ struct Product {
     int64_t strip_rows(int64_t column) const { return std::min<int64_t>(STRIP, n - column); }
 };
 
-inline vf dot(vf sums, halves a, halves b) { return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b); }
+// Row by row.
+template <int N>
+struct Outputs {
+    vf vectors[N / VL];
 
-// Lane i of a[0] = sum of the lanes of a[i]; HALF: 8 of 16 vectors.
-template <int HALF>
-OCTAVO_INLINE void add_lanes(vf (&a)[16]) {
-    for (int i = 0; i < HALF; i++) {
-        exchange<HALF>(a[i], a[i + HALF]);
-        a[i] = a[i] + a[i + HALF];
+    void gate(const Product& job, const Outputs& values) {
+        for (int i = 0; i < N / VL; i++) vectors[i] = job.gate(vectors[i], values.vectors[i]);
     }
-    if constexpr (HALF > 1) add_lanes<HALF / 2>(a);
-}
+};
 
-inline void round_row(const float* x, int64_t k, halves* out) {
-    for (int64_t first = 0; first < k; first += PART, out++) {
-        float padded[PART] = {};
-        const float* from = x + first;
-        if (k - first < PART) {
-            std::copy_n(from, k - first, padded);
-            from = padded;
-        }
-        *out = rounded({load(from), load(from + VL)});
+inline halves rounded_x(const Product& job, int64_t row, int64_t part) {
+    const float* from = job.x + row * job.x_stride + part * PART;
+    float padded[PART];
+    if (job.k - part * PART < PART) {
+        std::fill(std::copy_n(from, job.k - part * PART, padded), padded + PART, 0.0f);
+        from = padded;
     }
+    vf values[VECTORS];
+    for (int j = 0; j < VECTORS; j++) values[j] = load(from + j * VL);
+    return rounded(values);
 }
 
-// R rows of x with COLUMNS weight rows of a strip: lane COLUMNS r + c is an output.
-template <int R>
-vf multiply_tile(const halves* x, int64_t parts, const halves* w) {
-    vf acc[R][COLUMNS];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < COLUMNS; c++) acc[r][c] = vf{};
-    for (int64_t i = 0; i < parts; i++, x++, w += STRIP) {
-        halves b[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) b[c] = in_register(w[c]);
-        for (int r = 0; r < R; r++) {
-            const halves a = in_register(x[r * parts]);
-            for (int c = 0; c < COLUMNS; c++) acc[r][c] = dot(acc[r][c], a, b[c]);
-        }
-    }
-    vf sums[ROWS * COLUMNS];
-    unrolled<ROWS * COLUMNS>([&](auto i) { sums[i] = i < R * COLUMNS ? acc[i % (R * COLUMNS) / COLUMNS][i % COLUMNS] : vf{}; });
-    add_lanes<8>(sums);
-    return sums[0];
-}
+}  // namespace dots
+}  // namespace octavo
 
-inline vf multiply_rows(int64_t rows, const halves* x, int64_t parts, const halves* w) {
-    if (rows >= 4) return multiply_tile<4>(x, parts, w);
-    if (rows == 3) return multiply_tile<3>(x, parts, w);
-    return rows == 2 ? multiply_tile<2>(x, parts, w) : multiply_tile<1>(x, parts, w);
-}
+// ROWS and COLUMNS; round_rows(job, first, last, space): x from an even row on, as it is multiplied; arrange(tiles, count):
+// the same of unpacked weights; multiply_rows(rows, x, parts, w): 1 … ROWS rows of x with COLUMNS of a strip;
+// multiply_vector<Type>(job, rows, count): one row of x with 16 weight rows, or less.
+#if defined(OCTAVO_NEON)
+#include "dots_neon.h"
+#else
+#include "dots_512.h"
+#endif
+
+namespace octavo {
+namespace dots {
 
 // `count` outputs of one row.
 inline void write(const Product& job, int64_t row, int64_t column, int64_t count, const float* sums) {
@@ -116,36 +102,13 @@ inline void multiply_panel(const Product& job, int64_t begin, int64_t end, const
             for (int64_t row = first; row < last; row += ROWS) {
                 const int64_t rows = std::min<int64_t>(ROWS, last - row);
                 alignas(64) float sums[ROWS * COLUMNS];
-                vf out = multiply_rows(rows, job.rounded + row * parts, parts, w);
-                if (job.gate) out = job.gate(out, multiply_rows(rows, job.rounded + row * parts, parts, w + size));
-                store(sums, out);
+                auto out = multiply_rows(rows, job.rounded + row * parts, parts, w);
+                if (job.gate) out.gate(job, multiply_rows(rows, job.rounded + row * parts, parts, w + size));
+                std::memcpy(sums, &out, sizeof sums);
                 for (int64_t r = 0; r < rows; r++) write(job, row + r, column, count, sums + COLUMNS * r);
             }
         }
     }
-}
-
-// One row of x with 16 weight rows, or less: four at a time, as sums of one wait for each other.
-template <class Type>
-vf multiply_vector(const Product& job, const Rows& rows, int64_t count) {
-    const int64_t parts = job.parts, even = divide_up(parts, divide_up(parts, PIECE));
-    int64_t piece = PIECE;
-    if constexpr (Type::DENSE)
-        piece = parts;
-    else if constexpr (Type::PARTS == 1)
-        piece = even;
-    vf acc[STRIP] = {};
-    for (int64_t row = 0; row < count; row += ROWS)
-        for (int64_t first = 0; first < parts; first += piece)
-            for (int64_t r = row; r < std::min<int64_t>(row + ROWS, count); r++) {
-                vf sums = acc[r];
-                const halves* x = job.rounded + first;
-                unpack_row<Type>(rows, r, first, std::min(piece, parts - first),
-                                 [&](int64_t i, halves w) { sums = dot(sums, x[i], w); });
-                acc[r] = sums;
-            }
-    add_lanes<8>(acc);
-    return acc[0];
 }
 
 // Outputs begin … end - 1, of all rows; `panel`: so many are unpacked together.
@@ -154,10 +117,10 @@ void multiply_range(const Product& job, int64_t begin, int64_t end, int64_t pane
     if (job.m == 1) {
         for (int64_t column = begin; column < end; column += STRIP) {
             const int64_t count = std::min(end - column, job.strip_rows(column));
-            vf out = multiply_vector<Type>(job, job.rows(column, 0), count);
-            if (job.gate) out = job.gate(out, multiply_vector<Type>(job, job.rows(column, 1), count));
+            auto out = multiply_vector<Type>(job, job.rows(column, 0), count);
+            if (job.gate) out.gate(job, multiply_vector<Type>(job, job.rows(column, 1), count));
             alignas(64) float sums[STRIP];
-            store(sums, out);
+            std::memcpy(sums, &out, sizeof sums);
             write(job, 0, column, count, sums);
         }
         return;
@@ -169,20 +132,22 @@ void multiply_range(const Product& job, int64_t begin, int64_t end, int64_t pane
         halves* strip = space;
         for (int64_t column = first; column < last; column += STRIP)
             for (int64_t kind = 0; kind < job.kinds; kind++, strip += size)
-                for (int64_t i = 0; i < job.parts; i += PIECE)
-                    unpack_piece<Type>(job.rows(column, kind), job.strip_rows(column), i,
-                                       std::min(PIECE, job.parts - i), reinterpret_cast<Tile*>(strip + i * STRIP));
+                for (int64_t i = 0; i < job.parts; i += PIECE) {
+                    const int64_t count = std::min(PIECE, job.parts - i);
+                    Tile* tiles = reinterpret_cast<Tile*>(strip + i * STRIP);
+                    unpack_piece<Type>(job.rows(column, kind), job.strip_rows(column), i, count, tiles);
+                    arrange(tiles, count);
+                }
         multiply_panel(job, first, last, space);
     }
 }
 
 inline void multiply(Product job, int type, int threads) {
     if (job.m == 0 || job.n == 0) return;
-    halves* space = reinterpret_cast<halves*>(scratch(size_t(job.m * job.parts) * PART / 2, OF_CALL));
-    parallel_for(divide_up(job.m, 8), threads, [&](int64_t i) {
-        for (int64_t row = 8 * i; row < std::min(job.m, 8 * i + 8); row++)
-            round_row(job.x + row * job.x_stride, job.k, space + row * job.parts);
-    });
+    const int64_t rows = round_up(job.m, 2);
+    halves* space = reinterpret_cast<halves*>(scratch(size_t(rows * job.parts) * PART / 2, OF_CALL));
+    parallel_for(divide_up(job.m, 8), threads,
+                 [&](int64_t i) { round_rows(job, 8 * i, std::min(job.m, 8 * i + 8), space); });
     job.rounded = space;
     const int64_t row = 2 * PART * job.parts * job.kinds, panel = std::max<int64_t>(PANEL_BYTES / row / STRIP, 1);
     const int64_t enough = divide_up(262144, PART * job.parts * job.kinds * std::min<int64_t>(job.m, 16));

@@ -26,7 +26,7 @@ _NO_MEMORY = "The CPU kernels got no memory for their work space."
 
 
 class Products(IntEnum):
-    """What a library multiplies bfloat16 by: nothing, pairs in a vector (AVX512_BF16), AMX's tiles."""
+    """What a library multiplies bfloat16 by: nothing, vectors (AVX512_BF16, ARM's BF16), AMX's tiles."""
 
     NONE = 0
     DOTS = 1

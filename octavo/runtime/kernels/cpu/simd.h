@@ -15,11 +15,15 @@
 #define OCTAVO_AVX512
 #if defined(__AVX512BF16__)
 #define OCTAVO_DOTS  // products of bf16, two to a sum
+#define OCTAVO_DOTS_512
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define OCTAVO_AVX2
 #elif defined(__aarch64__)
 #define OCTAVO_NEON
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define OCTAVO_DOTS
+#endif
 #endif
 
 // For what is small only once its parameters are known.
@@ -276,9 +280,13 @@ OCTAVO_INLINE Pair<V> in_register(Pair<V> a) {
 
 // Rounds to nearest, ties to even, as torch does; a not-a-number stays one.
 inline void store_bf16(uint16_t* p, vf a) {
+#if defined(OCTAVO_NEON) && defined(OCTAVO_DOTS)
+    store_halves(p, vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)a)));
+#else
     vi bits = (vi)a;
     vi rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     store_low16(p, (vi)(a == a ? (vf)rounded : (vf)((vi){} + 0x7FC0)));
+#endif
 }
 
 // e^(x - n ln 2) for |x - n ln 2| <= ln 2 / 2: the polynomial of Cephes' expf.

@@ -15,8 +15,16 @@ constexpr int64_t PIECE = 8;  // parts that are unpacked in one go: no block is 
 
 // A part of bf16.
 inline halves rounded(const vf (&values)[VECTORS]) {
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
     return (halves)_mm512_cvtne2ps_pbh(values[1], values[0]);
+#elif defined(OCTAVO_DOTS)  // a whole vector at a time: what two stores wrote would be late
+    halves out;
+    for (int j = 0; j < VECTORS; j += 2) {
+        const bfloat16x8_t low = vcvtq_low_bf16_f32((float32x4_t)values[j]);
+        const bfloat16x8_t both = vcvtq_high_bf16_f32(low, (float32x4_t)values[j + 1]);
+        std::memcpy((uint16_t*)&out + j * VL, &both, sizeof both);
+    }
+    return out;
 #else
     halves out;
     for (int j = 0; j < VECTORS; j++) store_bf16((uint16_t*)&out + j * VL, values[j]);
@@ -32,7 +40,7 @@ inline halves rest(vf (&values)[VECTORS], halves part) {
 
 // Half a part.
 inline void store_half(uint16_t* to, const float* values) {
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(load(values)));
 #else
     for (int j = 0; j < 16; j += VL) store_bf16(to + j, load(values + j));
@@ -94,7 +102,7 @@ struct OneFactor {
     vf offset(int) const { return offsets; }
 };
 
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
 
 // What q = first … first + 15 stand for in part s of a block. Few values: all are made, then looked up.
 template <class Type, class F>
@@ -134,7 +142,7 @@ OCTAVO_INLINE void round_halves(const uint8_t* block, int s, const F& factors, i
 // Part s of a block in bf16.
 template <class Type, class F>
 OCTAVO_INLINE halves rounded_part(const uint8_t* block, int s, const F& factors) {
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
     if constexpr (Type::LARGEST < 32 && !Type::SIGNED) {
         __m512i values;
         vf first = values_from<Type>(0, s, factors);
@@ -170,7 +178,7 @@ struct Rows {
 template <class Type, class Put>
 OCTAVO_INLINE void unpack_block(const uint8_t* block, int64_t i, Put&& put) {
     const Factors<Type> factors(block);
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
     if constexpr (Type::PAIRED)
         return unrolled<Type::PARTS / 2>(
             [&](auto s) { round_halves<Type>(block, 2 * s, factors, i + 2 * s, put); });
@@ -187,7 +195,7 @@ OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Put&& put
     } else {
         Heads<Type> heads(blocks);
         int64_t i = 0;
-#if defined(OCTAVO_DOTS)
+#if defined(OCTAVO_DOTS_512)
         if constexpr (Type::LARGEST < 16)
             for (; i + 2 <= count; i += 2, blocks += 2 * Type::BYTES) round_two<Type>(blocks, heads, i, put);
 #endif

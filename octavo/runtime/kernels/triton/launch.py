@@ -71,8 +71,7 @@ def has_copy_engine() -> bool:
 
 def has_gluon() -> bool:
     """Return True if kernels in Gluon run here, which are written for Hopper."""
-    known = card()
-    return known is not None and known.has_warp_groups and triton.__version__.startswith(GLUON_VERSIONS)
+    return has_warp_groups() and triton.__version__.startswith(GLUON_VERSIONS)
 
 
 def has_matrix_units() -> bool:
@@ -82,9 +81,9 @@ def has_matrix_units() -> bool:
 
 
 def has_warp_groups() -> bool:
-    """Return True on Hopper, where tiles were measured, and in Triton's interpreter."""
+    """Return True on Hopper, where tiles were measured."""
     known = card()
-    return known is None or known.has_warp_groups
+    return known is not None and known.has_warp_groups
 
 
 def fits(num_stages: int, stage_bytes: int, other_bytes: int = 0) -> bool:
