@@ -56,7 +56,28 @@ struct States {
 
 constexpr int MOST_TAPS = 8;
 
-// A vector of channels, or for the last few one channel.
+// Some vectors at once: a token's channels stand far from the next one's, and several lines of each come as one.
+struct Wide {
+    static constexpr int COUNT = 4;
+    vf part[COUNT];
+};
+
+template <class F>
+Wide each(F&& f) {
+    Wide made;
+    for (int i = 0; i < Wide::COUNT; i++) made.part[i] = f(i);
+    return made;
+}
+
+Wide operator*(const Wide& a, const Wide& b) {
+    return each([&](int i) { return a.part[i] * b.part[i]; });
+}
+
+Wide operator+(const Wide& a, const Wide& b) {
+    return each([&](int i) { return a.part[i] + b.part[i]; });
+}
+
+// Some vectors of channels, one, or for the last few one channel.
 template <class V, class Load, class Store, class Act>
 void convolve(const States& states, int64_t request, int64_t channel, int64_t channels, int taps, const float* x,
               int64_t x_stride, const float* weight, const float* bias, const float* before, int64_t before_stride,
@@ -116,19 +137,19 @@ void pass(const Tokens& tokens, int64_t row, int count, int nv, const float* fro
         const float* k = tokens.keys + t * tokens.key_stride;
         const float* q = tokens.queries + t * tokens.query_stride;
         const float* values = tokens.values + t * tokens.value_stride + row;
-        vf decay = set1(tokens.decay[t]), x[ROWS], seen[ROWS] = {};
+        vf decay = set1(tokens.decay[t]), x[ROWS], seen[ROWS][2] = {};  // two sums at a time, as each waits for itself
         for (int r = 0; r < ROWS; r++) x[r] = set1(values[r] * tokens.step[t]);
         if (DELTA) {
-            vf known[ROWS] = {};
+            vf known[ROWS][2] = {};
             for (int i = 0; i < nv; i++) {
                 vf key = load(k + i * VL);
                 for (int r = 0; r < ROWS; r++) {
                     s[r][i] = s[r][i] * decay;
-                    known[r] = fma(s[r][i], key, known[r]);
+                    known[r][i % 2] = fma(s[r][i], key, known[r][i % 2]);
                 }
             }
             for (int r = 0; r < ROWS; r++) {
-                float missing = values[r] - sum(known[r]) * tokens.key_scale[t];
+                float missing = values[r] - sum(known[r][0] + known[r][1]) * tokens.key_scale[t];
                 x[r] = set1(missing * tokens.step[t] * tokens.key_scale[t]);
             }
         }
@@ -136,12 +157,12 @@ void pass(const Tokens& tokens, int64_t row, int count, int nv, const float* fro
             vf key = load(k + i * VL), query = load(q + i * VL);
             for (int r = 0; r < ROWS; r++) {
                 s[r][i] = DELTA ? fma(key, x[r], s[r][i]) : fma(key, x[r], s[r][i] * decay);
-                seen[r] = fma(s[r][i], query, seen[r]);
+                seen[r][i % 2] = fma(s[r][i], query, seen[r][i % 2]);
             }
         }
         for (int r = 0; r < ROWS; r++) {
             tokens.y[t * tokens.y_stride + row + r] =
-                sum(seen[r]) * tokens.query_scale[t] + tokens.skip * values[r];
+                sum(seen[r][0] + seen[r][1]) * tokens.query_scale[t] + tokens.skip * values[r];
         }
     }
     for (int r = 0; r < ROWS; r++) {
@@ -191,22 +212,30 @@ extern "C" void octavo_causal_conv(const float* x, int64_t x_stride, int64_t tok
                                    int64_t table_stride, const int64_t* slots, const int32_t* bounds,
                                    const int32_t* lens, int64_t requests, int64_t drafts, float* y, int threads) {
     States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens, requests, drafts};
-    const int64_t units = divide_up(channels, VL);
-    for_rows(requests * units, VL * taps * (tokens / std::max<int64_t>(requests, 1) + 1), threads, [&](int64_t task) {
-        int64_t request = task / units, channel = task % units * VL;
+    constexpr int64_t WIDTH = Wide::COUNT * VL;
+    const int64_t units = divide_up(channels, WIDTH), each_request = tokens / std::max<int64_t>(requests, 1) + 1;
+    for_rows(requests * units, WIDTH * taps * each_request, threads, [&](int64_t task) {
+        int64_t request = task / units, channel = task % units * WIDTH;
         if (states.follows(request)) return;
         auto run = [&](auto lane, auto get, auto put, auto act, int64_t at) {
             convolve<decltype(lane)>(states, request, at, channels, taps, x, x_stride, weight, bias, before,
                                      before_stride, behind, behind_stride, y, get, put, act);
         };
-        if (channel + VL <= channels) {
-            auto act = [&](vf a) { return silu ? Silu::apply(a) : a; };
+        auto act = [&](vf a) { return silu ? Silu::apply(a) : a; };
+        if (channel + WIDTH <= channels) {
+            auto get = [](const float* p) { return each([&](int i) { return load(p + i * VL); }); };
+            auto put = [](float* p, const Wide& a) {
+                for (int i = 0; i < Wide::COUNT; i++) store(p + i * VL, a.part[i]);
+            };
+            run(Wide{}, get, put, [&](const Wide& a) { return each([&](int i) { return act(a.part[i]); }); }, channel);
+            return;
+        }
+        for (; channel + VL <= channels; channel += VL) {
             run(vf{}, [](const float* p) { return load(p); }, [](float* p, vf a) { store(p, a); }, act, channel);
-        } else {
-            auto act = [&](float a) { return silu ? Silu::apply(set1(a))[0] : a; };
-            for (int64_t at = channel; at < channels; at++) {
-                run(float{}, [](const float* p) { return *p; }, [](float* p, float a) { *p = a; }, act, at);
-            }
+        }
+        auto act_one = [&](float a) { return act(set1(a))[0]; };
+        for (; channel < channels; channel++) {
+            run(float{}, [](const float* p) { return *p; }, [](float* p, float a) { *p = a; }, act_one, channel);
         }
     });
 }
