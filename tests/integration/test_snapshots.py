@@ -113,13 +113,13 @@ def test_what_does_not_suit_is_refused(folder, tiny_llama, make_llm, capsys, mon
 
 
 START = """
-import sys
+import json, sys
 from octavo import LLM, SamplingParams
 from octavo.runtime import late_modules
 sys.modules['__main__'].__file__ = 'bin/octavo'
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, num_gpu_blocks_override=400, profiler_dir=sys.argv[2])
-prompts = eval(sys.argv[3])
+prompts = json.loads(sys.argv[3])
 told = lambda: [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
 first, waiting = told(), len(late_modules._FINDER._waiting)
 llm.start_profile()
