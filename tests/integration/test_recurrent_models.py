@@ -190,7 +190,8 @@ def test_ranks_and_stages(tmp_path, architecture, kind):
     """Chunks, preemption and prefixes, too: the second time prompts are found."""
     oracle = make_oracle(tiny_config(architecture))
     folder = save(oracle, tmp_path)
-    options = {"num_gpu_blocks_override": 200, "max_num_batched_tokens": 48, kind: 2}
+    num_blocks = max(200, 8 * BLOCKS.get(architecture, 0))
+    options = {"num_gpu_blocks_override": num_blocks, "max_num_batched_tokens": 48, kind: 2}
     with LLM(str(folder), **OPTIONS, **EXACT, **options) as llm:
         for _ in range(2):
             assert not wrong_outputs(oracle, llm, make_prompts(131, LENGTHS))
