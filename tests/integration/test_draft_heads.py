@@ -183,7 +183,7 @@ def test_the_last_stage_guesses(target, outputs, folders, method):
     with drafting(target, folders[method], method, **options) as llm:
         assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == outputs
         num_guessed, num_accepted = drafted(llm)
-    assert num_guessed > num_accepted > 100
+    assert num_guessed >= num_accepted > 100
 
 
 @pytest.mark.parametrize(
