@@ -1,6 +1,8 @@
 """Where there is no /proc and nobody may write to /dev/shm, as on macOS, a server starts and answers.
 
 torch itself reads /proc/cpuinfo on x86-64 Linux, and computes nothing without it: that file alone stays.
+
+Runs with --whole alone; tests/integration/test_serve_process.py has servers where both are there.
 """
 
 import os

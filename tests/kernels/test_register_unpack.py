@@ -20,12 +20,12 @@ from octavo.runtime.kernels.triton import launch
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import make_blocks
 
+pytestmark = pytest.mark.matrix(4)
+
 _COMPILE = """
 import torch, triton
 from octavo.runtime.kernels.triton import register_unpack
 from tests.offline_triton import Offline
-
-pytestmark = pytest.mark.matrix(4)
 
 class Warmed:
     def __init__(self, kernel):
