@@ -85,16 +85,7 @@ class DecoderLayer(nn.Module):
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
         inputs: where the rows of the layer's input, the sum of both, are kept
         """
-        x, residual = self.attention_norm.add(x, residual)
-        residual = self._gather(residual, rows)
-        if inputs is not None:
-            inputs.append(residual)
-        return self.run(x, residual, batch, rows)
-
-    def run(
-        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
-    ) -> tuple[Term, Tensor | None]:
-        """Compute both bodies: of the normed input, and the rows of the stream that it is to be added to."""
+        x, residual = self._begin(x, residual, rows, inputs)
         if self._defers_products:
             x, residual = self.mlp_norm.add(self.attention.defer(x, batch, rows), residual)
             return self.mlp.defer(x), residual
@@ -102,13 +93,29 @@ class DecoderLayer(nn.Module):
         x, residual = self.mlp_norm.add(term, residual)
         return self.mlp_out_norm.defer(self.mlp(x)), residual
 
+    def _begin(
+        self, x: Term, residual: Tensor | None, rows: Tensor | None, inputs: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Add what comes to the stream; return its norm, and the rows of it that are wanted."""
+        x, residual = self.attention_norm.add(x, residual)
+        residual = self._gather(residual, rows)
+        if inputs is not None:
+            inputs.append(residual)
+        return x, residual
+
 
 class ParallelLayer(DecoderLayer):
     """Computes attention and MLP side by side, each with a norm of its own or both with one."""
 
-    def run(
-        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
+    def forward(
+        self,
+        x: Term,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        rows: Tensor | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> tuple[Term, Tensor | None]:
+        x, residual = self._begin(x, residual, rows, inputs)
         one_norm = isinstance(self.mlp_norm, NoNorm)
         mlp_input = self._gather(x, rows) if one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual

@@ -63,9 +63,15 @@ class CrossLayer(DecoderLayer):
             heads, build.at("cross_attention"), cache_id, size, arch.num_source_tokens
         )
 
-    def run(
-        self, x: Tensor, residual: Tensor, batch: ForwardBatch, rows: Tensor | None
+    def forward(
+        self,
+        x: Term,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        rows: Tensor | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> tuple[Term, Tensor | None]:
+        x, residual = self._begin(x, residual, rows, inputs)
         x, residual = self.cross_norm.add(self.attention(x, batch, rows), residual)
         x, residual = self.mlp_norm.add(self.cross_attention(x, batch, rows), residual)
         return self.mlp(x), residual
