@@ -18,12 +18,15 @@ LONG = [5] * 1000
 @given(
     plain_s=st.floats(0.0005, 0.3),
     token_s=st.floats(1e-6, 0.003),
-    growth=st.floats(0, 2),
+    growth=st.floats(0, 0.5),
     first_s=st.floats(0, 3),
     num_before=st.integers(1, 4096),
 )
 def test_steps_become_as_long_as_they_may_be(plain_s, token_s, growth, first_s, num_before):
-    """Whatever a step costs: tokens far from the beginning may cost more, the first may be slow."""
+    """Whatever a step costs: tokens far from the beginning may cost more, the first may be slow.
+
+    growth: by how much more 100,000 tokens behind; what is learnt lags behind where it is several times that
+    """
     pace, longest = PromptPace(), max(STEP_S, 2 * plain_s)
     assert pace.num_tokens() == FIRST_TOKENS
     for _ in range(40):
