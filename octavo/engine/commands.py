@@ -221,9 +221,7 @@ HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
     "is_paused": lambda parts, _: parts.pause_state.is_paused,
     "is_sleeping": lambda parts, _: sorted(parts.pause_state.asleep),
-    "list_pins": lambda parts, _: [
-        _describe(pin, parts) for pin in parts.scheduler.pins.all()
-    ],  # least first
+    "list_pins": lambda parts, _: [_describe(pin, parts) for pin in parts.scheduler.pins.all()],
     "num_adapter_users": _num_adapter_users,
     "num_inside": lambda parts, _: parts.scheduler.num_open,  # those that a pause has queued are outside
     "pause": _pause,

@@ -250,7 +250,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     routes: list[RoutedTokens] | None = None
     """Which experts took tokens that are computed, if that is told."""
     drafts: DraftCounts | None = None
-    """In the end, where tokens are guessed ahead."""
+    """In the end: what was guessed of it."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":

@@ -141,7 +141,7 @@ class Drafting:
             self._num_draft_tokens += len(drafts)
             num_accepted = len(result.sampled_token_ids[place]) - 1
             self._num_accepted[:num_accepted] += 1
-            plan.requests[place].drafts.note(len(drafts), num_accepted)
+            plan.requests[place].drafts.note(len(drafts), num_accepted)  # its last output has these counts
         num_requests = len(plan.requests)
         if sum(plan.num_scheduled) == num_requests:
             num_rows = num_requests + sum(map(len, plan.drafts.values()))

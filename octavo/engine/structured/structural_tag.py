@@ -72,9 +72,8 @@ class _Writer:
             begin = _beginning(following)
             is_free = isinstance(element, Mapping) and element.get("type") in _FREE
             next_ends = ends if following is None else [begin] if begin and is_free else None
-            written.append(
-                self.write({**element, _BEGINNINGS[element["type"]]: ""} if is_begun else element, next_ends)
-            )
+            rest = {**element, _BEGINNINGS[element["type"]]: ""} if is_begun else element
+            written.append(self.write(rest, next_ends))
             is_begun = following is not None and next_ends is not None
         return " ".join(written)
 

@@ -41,30 +41,29 @@ class Backlog:
 
 
 def _append_step(step: EngineOutputs, later: EngineOutputs) -> None:
-    by_id = {output.request_id: output for output in step.outputs}
+    places = {output.request_id: place for place, output in enumerate(step.outputs)}
     for output in later.outputs:
-        earlier = by_id.get(output.request_id)
-        if earlier is None or earlier.weight_version != output.weight_version:  # each is of one version
+        place = places.get(output.request_id)
+        if place is None or step.outputs[place].weight_version != output.weight_version:
+            places[output.request_id] = len(step.outputs)  # each is of one version
             step.outputs.append(output)
-            by_id[output.request_id] = output
         else:
-            _append(earlier, output)
+            _prepend(step.outputs[place], output)
+            step.outputs[place] = output
     step.stats = later.stats
 
 
-def _append(output: EngineOutput, later: EngineOutput) -> None:
-    if not output.new_token_ids:  # until the first token, each says how it began
-        output.num_cached_tokens = later.num_cached_tokens
-        output.scheduled_s = later.scheduled_s
-        output.num_cache_creation_tokens = later.num_cache_creation_tokens
-    output.new_token_ids += later.new_token_ids
-    output.logprobs = _both(output.logprobs, later.logprobs)
-    output.prompt_logprobs = _both(output.prompt_logprobs, later.prompt_logprobs)
-    output.finish_reason, output.stop_reason = later.finish_reason, later.stop_reason
-    output.error, output.ended_by_text = later.error, later.ended_by_text
-    output.num_preemptions = later.num_preemptions
-    output.source = later.source
-    output.routes = _both(output.routes, later.routes)
+def _prepend(earlier: EngineOutput, output: EngineOutput) -> None:
+    """Put what came earlier before it; how its request stands, and ends, the later one says."""
+    if earlier.new_token_ids:  # until the first token, each says how it began
+        output.num_cached_tokens = earlier.num_cached_tokens
+        output.scheduled_s = earlier.scheduled_s
+        output.num_cache_creation_tokens = earlier.num_cache_creation_tokens
+    earlier.new_token_ids += output.new_token_ids
+    output.new_token_ids = earlier.new_token_ids
+    output.logprobs = _both(earlier.logprobs, output.logprobs)
+    output.prompt_logprobs = _both(earlier.prompt_logprobs, output.prompt_logprobs)
+    output.routes = _both(earlier.routes, output.routes)
 
 
 def _both(one: list[T] | None, other: list[T] | None) -> list[T] | None:

@@ -36,10 +36,7 @@ class DFlash(DraftHead):
 
     @staticmethod
     def taps(config: Config, num_layers: int = 0) -> tuple[int, ...]:
-        """Return the layers of the model whose inputs are read. Raises BadCheckpoint.
-
-        The first release counts outputs, speculators inputs.
-        """
+        """See DraftHead. The first release counts outputs, speculators inputs. Raises BadCheckpoint."""
         if outputs := _setting(config, "target_layer_ids"):
             return tuple(layer + 1 for layer in outputs)
         if inputs := config.get("aux_hidden_state_layer_ids"):

@@ -67,6 +67,14 @@ def as_draft(arch: Arch, **own: Any) -> DraftArch:
 class DraftHead(Family):
     """A DraftHead turns states and embeddings into states from which tokens are guessed."""
 
+    @staticmethod
+    def taps(config: Config, num_layers: int = 0) -> tuple[int, ...]:
+        """Return the layers of the model, of which there are `num_layers`, whose inputs are read.
+
+        None where what the last norm gives is read.
+        """
+        return ()
+
     def __init__(self, arch: DraftArch, build: BuildContext) -> None:
         """Make what all kinds have. The model's own parts are known once it is attached."""
         super().__init__(arch, build)
@@ -246,10 +254,6 @@ class Eagle3(DraftHead):
 
     @staticmethod
     def taps(config: Config, num_layers: int = 0) -> tuple[int, ...]:
-        """Return the layers of the model, of which there are `num_layers`, whose inputs are read.
-
-        None where what the last norm gives is read, as EAGLE-1 does.
-        """
         nested: Config = config.get("eagle_config") or {}
         name = "eagle_aux_hidden_state_layer_ids"
         if not nested.get("use_aux_hidden_state", True):

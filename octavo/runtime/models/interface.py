@@ -67,9 +67,10 @@ class Model(nn.Module, ABC):
         return None
 
     def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
-        """Return a token of each row, drawn from all; None where `logits` are not to be spared.
+        """Return tokens [rows] int64 drawn from whole distributions, and the rows' greatest logits.
 
-        find: says how each row is drawn
+        None where `logits` and a choice from them are as fast. hidden: [rows, hidden_size]; find: says how
+        each row is drawn
         """
         return None
 

@@ -84,11 +84,10 @@ def _load(
         family = mtp_of(type(target), config.checkpoint.text_config)
     else:
         draft, ids = _look(draft)
-    if issubclass(family, Eagle3 | DFlash):
-        layers = family.taps(draft.checkpoint.config, len(target.layers))
-        if not all(0 <= layer < len(target.layers) for layer in layers):
-            raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
-        target.taps = layers
+    layers = family.taps(draft.checkpoint.config, len(target.layers))
+    if not all(0 <= layer < len(target.layers) for layer in layers):
+        raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
+    target.taps = layers
     head = load_own(draft, platform, parallel, read, family)
     assert isinstance(head, DraftHead)
     head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)

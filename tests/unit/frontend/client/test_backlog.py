@@ -11,9 +11,11 @@ from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.messages.control import EndRequests
 from octavo.messages.request import (
+    DraftCounts,
     EngineOutput,
     EngineOutputs,
     FinishReason,
+    KVSource,
     RoutedTokens,
     SchedulerStats,
     TokenLogprobs,
@@ -48,6 +50,7 @@ async def until_none(backlog):
 def test_steps_become_one():
     scores = [TokenLogprobs([i], [-0.5], [1]) for i in range(3)]
     last = {"finish_reason": FinishReason.STOP, "stop_reason": 9, "ended_by_text": True, "num_preemptions": 2}
+    last |= {"drafts": DraftCounts(1, 3, {2: 1}), "source": KVSource("host", 1)}
     [made] = taken(
         step(1, EngineOutput("a", [], prompt_logprobs=scores[:1], num_cached_tokens=3)),
         step(
