@@ -202,6 +202,7 @@ def test_a_greedy_draft_is_right_less_often_where_tokens_are_drawn(folders, toke
     assert accepted["probabilistic"] == 1.0 > accepted["greedy"]
 
 
+@pytest.mark.slow
 def test_ranks_guess_alike(folders, tokenizer):
     """With tensor parallelism, keys and values of the draft are split as the model's are."""
     common = COMMON | {"tensor_parallel_size": 2, "tokenizer": tokenizer}

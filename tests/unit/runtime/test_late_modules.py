@@ -30,6 +30,7 @@ def ran(own, use):
     return json.loads(done.stdout)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "use",
     [
