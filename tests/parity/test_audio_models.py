@@ -1,8 +1,12 @@
 """Text models that hear, against transformers' classes, through the whole engine, in float32."""
 
+import re
+from shutil import copytree
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import WhisperFeatureExtractor
 
 from octavo import LLM, SamplingParams
@@ -21,9 +25,9 @@ FAMILIES = sorted(CONFIGS)
 OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 
 
-def make_llm(architecture, **options):
+def make_llm(architecture, folder=None, **options):
     exact = {"max_model_len": 1024, "dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
-    folder = str(oracle_of(architecture)[1])
+    folder = str(folder or oracle_of(architecture)[1])
     return LLM(folder, logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
 
 
@@ -99,6 +103,24 @@ def test_logits(architecture, options):
     again = llm.generate(requests[::-1], PARAMS, use_tqdm=False)
     assert difference(architecture, requests[::-1], again) <= TOLERANCE
     assert all(output.num_cached_tokens > 0 for output in again)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_other_spellings(architecture, tmp_path):
+    """The names of transformers 4 and of 5.17, whose save_pretrained nests the text model once more."""
+    folder, request = oracle_of(architecture)[1], make_requests(architecture, (1,))
+    copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for inner, outer in (("model.", "model."), ("model.model.", ""), ("model.model.", "model.")):
+        renamed = {
+            re.sub(r"^(model\.)?language_model\.(model\.)?", f"language_model.{inner}", name): value
+            for name, value in tensors.items()
+        }
+        renamed = {name.replace("lm_head", f"{outer}lm_head"): value for name, value in renamed.items()}
+        assert f"language_model.{inner}embed_tokens.weight" in renamed
+        save_file(renamed, tmp_path / "model" / "model.safetensors")
+        llm = make_llm(architecture, folder=tmp_path / "model")
+        assert difference(architecture, request, llm.generate(request, PARAMS, use_tqdm=False)) <= TOLERANCE
 
 
 def test_broken_sounds_are_noticed(monkeypatch):

@@ -64,7 +64,7 @@ def qkv(stem: str, module: str, names: Sequence[str] = "qkv") -> dict[str, Targe
 class WeightMap:
     """A WeightMap finds targets by name.
 
-    rules: by stem; prefix: what may stand before every name, several divided by |
+    rules: by stem; prefix: what may stand before every name, once or more often, several divided by |
     ignored: patterns of harmless tensors
     """
 
@@ -75,7 +75,8 @@ class WeightMap:
     def find(self, name: str) -> Target | None:
         """Return the target of tensor `name`, its module completed to a parameter's name; None if unknown."""
         for prefix in self.prefix.split("|"):
-            name = name.removeprefix(prefix)
+            while prefix and name.startswith(prefix):
+                name = name.removeprefix(prefix)
         stem, dot, suffix = name.rpartition(".")
         pattern = _NUMBER.sub("*", name)
         target = self.rules.get(pattern) or self.rules.get(pattern.rpartition(".")[0]) or self.rules.get(stem)
