@@ -8,6 +8,7 @@ output is checked. NVLink multicast stays off.
 
 sums    kernels over the memory of other GPUs: against sums in the order of the ranks, to the bit, and NCCL
 tokens  a small model in float32: one GPU, ranks, stages and experts give the same tokens, captured or not
+long    a model with one key head, 32 requests of 16k tokens: steps of decoding, tokens that the cache holds
 NAME    a model by some sizes: steps of decoding, throughput, share of what ranks say to each other
 """
 
@@ -78,6 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
     },
 }
+CONFIGS["long"] = CONFIGS["8b"] | {"num_key_value_heads": 1, "max_position_embeddings": 32768}
 CONFIGS["235b-a22b"] = CONFIGS["30b-a3b"] | {
     "hidden_size": 4096,
     "intermediate_size": 12288,
@@ -115,6 +117,8 @@ PARTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "8b pp2 tp2": ("8b", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, 60),
     "8b dp2": ("8b", {"data_parallel_size": 2}, 60),
     "8b dp4": ("8b", {"data_parallel_size": 4}, 60),
+    "long tp2": ("long", {"tensor_parallel_size": 2}, 90),
+    "long tp2 dcp2": ("long", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, 90),
     "70b tp2": ("70b", {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.96}, 150),
     "70b tp4": ("70b", {"tensor_parallel_size": 4}, 90),
     "30b-a3b tp2": ("30b-a3b", {"tensor_parallel_size": 2}, 70),
@@ -385,6 +389,36 @@ def speed(part: str, folder: Path) -> None:
                 share(llm, part, batch, steps[batch], min(stages, batch))
 
 
+def long(part: str, folder: Path, batch: int = 32, length: int = 16_384) -> None:
+    """Long contexts: prompts once, then steps from the cache, by the difference of two lengths of outputs."""
+    began = time.perf_counter()
+    options = {
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_model_len": length + 512,
+        "max_num_seqs": batch,
+    }
+    with engine(folder, **options, **PARTS[part][1]) as llm:
+        say({"row": "start", "sizes": part, "start_s": round(time.perf_counter() - began, 1)})
+        prompts, took = random_prompts(random.Random(3), [length] * batch), []
+        for out in (1, 1, 33, 161):
+            began = time.perf_counter()
+            generate(llm, prompts, [out] * batch)
+            took.append(time.perf_counter() - began)
+        found = next(m for m in llm.get_metrics() if m.name.endswith("cache_config_info")).labels
+        say(
+            {
+                "row": "long",
+                "sizes": part,
+                "batch": batch,
+                "context": length,
+                "prompts_s": round(took[0], 2),
+                "ms_per_step": round(1e3 * (took[3] - took[2]) / 128, 3),
+                "cache_tokens": int(found["num_gpu_blocks"]) * int(found["block_size"]),
+            }
+        )
+
+
 def clean(llm: Any, part: str) -> None:
     """The same requests twice give the same tokens, of which there are several."""
     prompts = random_prompts(random.Random(1), [64] * 16)
@@ -506,7 +540,7 @@ def run_part(part: str, num_gpus: int, folder: Path) -> None:
         tokens(part, num_gpus, folder)
     else:
         Path(folder, "config.json").write_text(json.dumps(CONFIGS[PARTS[part][0]]), encoding="utf-8")
-        speed(part, folder)
+        (long if part.startswith("long") else speed)(part, folder)
 
 
 def ranks(options: dict[str, Any]) -> int:

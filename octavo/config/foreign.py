@@ -24,6 +24,7 @@ ALIASES = {
     "attention_config": Alias(
         "attention_backend", lambda config: str(config["backend"] or "auto") if config else "auto"
     ),
+    "dcp_kv_cache_interleave_size": Alias("cp_kv_cache_interleave_size", int),
     "kv_offloading_size": Alias("swap_space", float),
     "max_num_scheduled_tokens": Alias("max_num_batched_tokens", int),
     "profiler_config": Alias(
@@ -45,7 +46,7 @@ _MEDIA = "Images are read and encoded in one way: MediaConfig has the options."
 _REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
 _EXPERTS = "Ranks have all tokens and equal numbers of experts: see enable_expert_parallel and enable_eplb."
-_CONTEXT = "Context parallelism is not supported yet."
+_CONTEXT = "Prompts are divided over ranks by heads, the cache by tokens: decode_context_parallel_size."
 _NO_CODE = "No code is loaded by name into the server."
 _LOGS = "OCTAVO_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH say what is logged; bodies never are."
 
@@ -62,7 +63,7 @@ _ENGINE_REFUSED = {
     _MEDIA: "mm_encoder_only? ec_transfer_config",
     _NO_CODE: "io_processor_plugin",
     _REPLICAS: "data_parallel_multi_port_external_lb?",
-    _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
+    _CONTEXT: "prefill_context_parallel_size=1",
     "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",
     "Name an Executor class of your own: distributed_executor_backend.": "worker_cls worker_extension_cls",
     "Register a scheduling policy and name it: scheduling_policy.": "scheduler_cls",
@@ -117,7 +118,9 @@ _ENGINE_WITHOUT_EFFECT = {
     _EXPERTS: """
         enable_ep_weight_filter? expert_placement_strategy all2all_backend
         elastic_ep_max_dp_size""",
-    _CONTEXT: "dcp_comm_backend dcp_q_replicate? dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
+    "Queries are gathered, and what ranks have seen goes to the rank of its heads, all to all.": (
+        "dcp_comm_backend dcp_q_replicate?"
+    ),
     "stall_timeout says when an engine that hangs is given up.": (
         "cpu_distributed_timeout_seconds watchdog_config"
     ),

@@ -20,6 +20,14 @@ class ParallelConfig(metaclass=Concern):
     )
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
     pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
+    decode_context_parallel_size: int = option(
+        1,
+        "Ranks of tensor_parallel_size that divide the tokens of the KV cache, where they would keep copies: "
+        "of models with fewer key heads than ranks, and with latent attention.",
+    )
+    cp_kv_cache_interleave_size: int = option(
+        1, "Tokens side by side that one of these ranks keeps; it divides block_size."
+    )
     enable_expert_parallel: bool = option(
         False,
         "Give each rank of tensor_parallel_size some of the experts whole, not a part of each; the ranks of "

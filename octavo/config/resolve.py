@@ -173,7 +173,7 @@ def _check(args: EngineArgs) -> None:
         raise ConfigError(
             f"GPU memory utilization must be between 0 and 1. Got {args.gpu_memory_utilization}."
         )
-    for kind in ("tensor", "pipeline", "data"):
+    for kind in ("tensor", "pipeline", "data", "decode_context"):
         if (size := getattr(args, f"{kind}_parallel_size")) < 1:
             raise ConfigError(f"Invalid {kind} parallel size: {size} (must be at least 1).")
     if args.data_parallel_rank >= args.data_parallel_size:
@@ -272,9 +272,15 @@ def _cache(args: EngineArgs, device_kind: str, dtype: str) -> CacheConfig:
     cache, cpu = _part(args, CacheConfig), device_kind == "cpu"
     kv_store(cache.kv_transfer_config)  # refuses what it does not know
     cpu_bytes = int(env.cpu_cache_gib() * (1 << 30)) if cpu else 0
+    block_size, interleave = cache.block_size or (16 if cpu else 64), args.cp_kv_cache_interleave_size
+    if interleave < 1 or block_size % interleave:
+        raise ConfigError(
+            f"Block_size({block_size}) should be greater than or equal to and divisible by "
+            f"cp_kv_cache_interleave_size ({interleave})."
+        )
     return dataclasses.replace(
         cache,
-        block_size=cache.block_size or (16 if cpu else 64),
+        block_size=block_size,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes or cpu_bytes,
         kv_cache_dtype=choose_kv_cache_dtype(cache.kv_cache_dtype, dtype, device_kind),
     )

@@ -117,6 +117,8 @@ def check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
             f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
             "use a size that does."
         )
+    if tp_size % (dcp_size := parallel.decode_context_parallel_size):
+        raise ConfigError(f"tp_size={tp_size} must be divisible by dcp_size={dcp_size}.")
     layers = checkpoint.text_config.get("num_hidden_layers")
     if isinstance(layers, int) and 0 < layers < num_stages:
         raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")

@@ -38,6 +38,7 @@ def fingerprint(config: EngineConfig, plan: CachePlan, *, with_times: bool = Tru
         model.seed if model.load_format == "dummy" else None,
         (parallel.device_kind, parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         (config.cache.kv_cache_dtype, plan.block_size, plan.state_interval, plan.groups),
+        (plan.context_ranks, parallel.cp_kv_cache_interleave_size),
         config.scheduler.speculative_config.get("model"),  # its keys and values are in the blocks, too
     )
     digest = sha256(msgspec.json.encode(facts, order="sorted"))

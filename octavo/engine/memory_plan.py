@@ -67,7 +67,8 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
     """
     forecast: Forecast = load_object(_FORECAST)(config, device_bytes)
     ready = forecast.ready
-    one_block = CachePlan(ready.groups, 1, config.cache.block_size)
+    num_ranks = config.parallel.decode_context_parallel_size
+    one_block = CachePlan(ready.groups, 1, config.cache.block_size, context_ranks=num_ranks)
     plan = MemoryPlan(
         model=config.checkpoint.path,
         architecture=config.checkpoint.architecture,
@@ -86,7 +87,7 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
         kv_bytes_per_token=one_block.bytes_per_token,
         kv_bytes_per_block=one_block.bytes_per_block,
         state_bytes=one_block.state_bytes,
-        block_size=one_block.block_size,
+        block_size=one_block.block_size * num_ranks,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.model.max_model_len,

@@ -9,6 +9,8 @@ import weakref
 from pathlib import Path
 from secrets import token_hex
 
+import msgspec
+
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.base.transport import Mailbox
@@ -43,21 +45,15 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         num_result_tokens=num_result_tokens,
         # Where nobody looks for states, none but the last is kept.
         state_interval=config.cache.mamba_block_size if config.cache.enable_prefix_caching else longest + 1,
+        context_ranks=config.parallel.decode_context_parallel_size,
     )
     if not ready.groups:
         logger.info("No layer keeps keys and values: there is no KV cache")
         return one_block
     needed = _blocks_for(config, one_block, one_block.max_total_tokens)
     num_blocks = _num_blocks(config, ready, one_block.bytes_per_block, needed)
-    plan = CachePlan(
-        groups=ready.groups,
-        num_blocks=num_blocks,
-        block_size=config.cache.block_size,
-        num_host_blocks=_num_host_blocks(config, ready, one_block),
-        max_model_len=longest,
-        num_result_tokens=num_result_tokens,
-        state_interval=one_block.state_interval,
-    )
+    num_host_blocks = _num_host_blocks(config, ready, one_block)
+    plan = msgspec.structs.replace(one_block, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
     if needed > num_blocks - 1:
         plan.max_model_len = longest = _longest_that_fits(config, plan)
         chosen = bool(config.cache.num_gpu_blocks_override)

@@ -137,6 +137,8 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     """1: the result of a prompt takes no place in max_model_len, as a token would."""
     state_interval: int = 512
     """Least number of tokens per block of the groups that keep states."""
+    context_ranks: int = 1
+    """Ranks that divide the tokens of a block: each has as many slots for them as `block_size` says."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -166,16 +168,18 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in all groups, on one rank, until windows pass."""
-        return self.num_tensors * sum(group.spec.bytes_per_token for group in self.groups)
+        return (
+            self.num_tensors * sum(group.spec.bytes_per_token for group in self.groups) // self.context_ranks
+        )
 
     @property
     def block_sizes(self) -> list[int]:
-        """Slots per block, by group: the fewer bytes a token takes, the more of them share a block.
+        """Tokens per block, by group: the fewer bytes a token takes, the more of them share a block.
 
         Where a state ends, so do blocks of all groups.
         """
         kept = [group.spec.bytes_per_token for group in self.groups]
-        sizes = [size and self.layer_block_bytes // size for size in kept]
+        sizes = [size and self.layer_block_bytes // size * self.context_ranks for size in kept]
         unit = lcm(*filter(None, sizes))
         return [size or max(-(-self.state_interval // unit), 1) * unit for size in sizes]
 

@@ -38,6 +38,23 @@ def test_two_equal_one(tiny_llama, make_llm, sizes):
     assert tokens(make_llm(tiny_llama, enforce_eager=True, **sizes), work, wanted) == one
 
 
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "DeepseekV2ForCausalLM"])
+def test_ranks_divide_a_cache(tmp_path, make_llm, kind):
+    """In captured steps, chunks of prompts and hits in the cache, of one key head and of latents."""
+    config = tiny_config(kind)
+    model = save(
+        make_oracle(config | ({} if "kv_lora_rank" in config else {"num_key_value_heads": 1})), tmp_path
+    )
+    wanted = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True, detokenize=False)
+    work, options = prompts(12), {"max_num_batched_tokens": 64, "block_size": 16}
+    one = tokens(make_llm(model, **options), work, wanted)
+    divided = make_llm(
+        model, **TWO_RANKS, **options, decode_context_parallel_size=2, cp_kv_cache_interleave_size=4
+    )
+    assert tokens(divided, work, wanted) == one
+    assert tokens(divided, work, wanted) == one
+
+
 def test_captured_equals_eager_and_itself(tiny_llama, make_llm):
     work, wanted = prompts(12), params(12)
     first, again, eager = (

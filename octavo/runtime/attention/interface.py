@@ -29,6 +29,10 @@ class AttentionBackend(ABC):
         """Return the reason why this back end cannot serve such layers there; None, as here, if it can."""
         return None
 
+    def slots(self, tables: GroupTables, cache: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return where this rank keeps the step's tokens in `cache`, as in StoreKV."""
+        return tables.slots
+
     def plan(self, batch: ForwardBatch) -> None:
         """Do the host's work that all layers of a step share, if there is any; before the first layer."""
 

@@ -9,6 +9,8 @@ from octavo.messages.kv import HeadsKV, KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.attention.library import LibraryBackend
 from octavo.runtime.attention.paged import PagedBackend
+from octavo.runtime.attention.shared_context import SharedContext
+from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
 
@@ -35,14 +37,24 @@ def choose_backend(
     name: str = "auto",
     input_precision: InputPrecision = "float32",
     num_heads: int = 0,
+    context: tuple[Group, int] = (ONE, 1),
 ) -> AttentionBackend:
     """Return the back end `name`; for "auto" the first that serves all `specs`, or a library that is faster.
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
 
     num_heads: of queries, on one rank; 0 = not known: libraries are not tried
+    context:   the ranks that divide the tokens of the cache, and how many of these stay side by side
     """
     name = _OTHER_NAMES.get(name.lower(), name.lower())
+    if (size := context[0].size) > 1:
+        if reason := _refusal(SharedContext, specs, platform):
+            raise Unsupported(f"decode_context_parallel_size={size}: {reason}")
+        if name not in ("auto", "paged"):
+            raise Unsupported(
+                f"decode_context_parallel_size={size}: attention_backend={name!r} cannot do it."
+            )
+        return SharedContext(platform, input_precision, *context)
     if name == "auto" and not specs:
         name = "paged"
     reasons: list[str] = []

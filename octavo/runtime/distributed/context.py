@@ -24,6 +24,7 @@ class ParallelContext:
     """Holds this rank's place on each axis.
 
     tp:    ranks that share each layer
+    dcp:   those of tp that divide the tokens of the KV cache, neighbours
     pp:    stages, which have some of the layers each
     ep:    ranks that have some of the experts each: those of tp, or of all replicas, or one
     world: all ranks of one replica, stage by stage
@@ -41,6 +42,7 @@ class ParallelContext:
     """Of the replicas that share experts."""
     redundant_experts: int | None = None
     """Copies of experts in each layer, on all ranks of ep together; None = experts are not moved."""
+    dcp: Group = ONE
     layers: range | None = None
     """Of this stage; None = all."""
     is_own: bool = False
@@ -95,6 +97,13 @@ class ParallelContext:
         steps = Group(rank, size, distributed.new_group(backend="gloo"))
         exchange = TokenExchange(everyone, tp)
         return cls(tp, pp, everyone, world, tokens, steps, exchange, is_own=not is_there)
+
+    def neighbours(self, count: int) -> Group:
+        """Return this rank's group among those of `count` ranks of tp; all processes make all of them."""
+        if count in (1, self.tp_size):
+            return self.tp if count > 1 else ONE
+        everyone = Group(distributed.get_rank(), distributed.get_world_size())
+        return _join(everyone, [[*range(i, i + count)] for i in range(0, everyone.size, count)], shares=False)
 
     @property
     def first_layer(self) -> int:

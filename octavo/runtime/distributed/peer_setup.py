@@ -52,6 +52,7 @@ def join_ranks(
         timeout_s=config.distributed_timeout_seconds,
         replica=replica,
     )
+    context = replace(context, dcp=context.neighbours(config.decode_context_parallel_size))
     if (load := expert_load(config)) is not None:
         context = replace(context, redundant_experts=load.num_redundant_experts)
     return connect_peers(context, device, None if config.disable_custom_all_reduce else kernels, capture)
@@ -71,8 +72,9 @@ def connect_peers(
     limits = _measure(memory, kernels, group, capture)
     logger.info("Sums over ranks: one shot up to %d KiB, two up to %d KiB.", *(n >> 10 for n in limits))
     joined = replace(group, peers=Peers(memory, kernels, limits))
-    ep, world = (joined if other == group else other for other in (parallel.ep, parallel.world))
-    return replace(parallel, tp=joined, ep=ep, world=world)
+    others = parallel.ep, parallel.world, parallel.dcp
+    ep, world, dcp = (joined if other == group else other for other in others)
+    return replace(parallel, tp=joined, ep=ep, world=world, dcp=dcp)
 
 
 def _open(group: Group, device: torch.device) -> PeerMemory | None:

@@ -99,6 +99,19 @@ class Scores(NamedTuple):
     sinks: Tensor | None = None
 
 
+class Share(NamedTuple):
+    """The part of a request's keys that one of several ranks has, and what others need to know of it.
+
+    num_seen: [T] int32: how many of the cached keys each query sees, at least as many as the one before it in
+              its request; none later than these are read
+    log_sums: [T, num_heads] float32, contiguous, written: the logarithm of the sum over these keys of the
+              exponentials of the scores; -inf where there is no key, and the result 0
+    """
+
+    num_seen: Tensor
+    log_sums: Tensor
+
+
 class StoreKV(Protocol):
     """What happens between a layer's projections and its attention."""
 
@@ -116,13 +129,33 @@ class PagedAttention(Protocol):
     """Attention of a ragged batch over the paged cache, causal or to both sides."""
 
     def __call__(
-        self, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
+        self,
+        q: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        batch: Ragged,
+        scores: Scores,
+        share: Share | None = None,
     ) -> Tensor:
         """Attend each new token to the cached tokens that it sees; returns a tensor like q.
 
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
         cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
+        share:         the cache has a part of the keys, kv_lens of them, of causal attention without window
+                       and sinks
+        """
+
+
+class MergeParts(Protocol):
+    """What ranks have seen, as one."""
+
+    def __call__(self, parts: Tensor, log_sums: Tensor, sinks: Tensor | None) -> Tensor:
+        """Add up the parts, each weighted by its sum: [T, num_heads, head_dim], contiguous; 0 of nothing.
+
+        parts:    [ranks, T, num_heads, head_dim], whose last axis is contiguous, and
+        log_sums: [ranks, T, num_heads]: as `PagedAttention` leaves them in a Share
+        sinks:    as in Scores
         """
 
 
@@ -168,5 +201,7 @@ class AttentionKernels:
     paged_attention: PagedAttention
     rotary_tables: RotaryTables
     latent_prompts: LatentPrompts | None = None
+    merge_parts: MergeParts | None = None
+    """None: as fast by torch's own."""
     input_precision: InputPrecision = "float32"
     """What `paged_attention` is best given where the user leaves the choice."""

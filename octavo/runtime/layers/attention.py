@@ -94,7 +94,8 @@ class Attention(nn.Module):
 
     def keep(self, new: HeadInputs, batch: ForwardBatch) -> Tensor:
         """Store without attending; return the new q."""
-        cache, slots = batch.kv_caches[self.layer_id], batch.tables(self.layer_id).slots
+        cache = batch.kv_caches[self.layer_id]
+        slots = self._backend.slots(batch.tables(self.layer_id), cache, batch)
         return self._kernels.store_kv(new, cache, slots)
 
     def store(self, new: HeadInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
@@ -122,4 +123,20 @@ def check_heads(num_heads: int, tp_size: int) -> None:
         raise ConfigError(
             f"tensor_parallel_size={tp_size} does not divide the model's {num_heads} attention heads; "
             "use a size that does."
+        )
+
+
+def check_context(num_kv_heads: int, tp_size: int, dcp_size: int) -> None:
+    """Raise ConfigError unless so many neighbours of tp_size ranks keep the same key head. As in vLLM."""
+    if dcp_size == 1:
+        return
+    if tp_size <= num_kv_heads:
+        raise ConfigError(
+            f"tensor parallel size {tp_size} must be greater than total num kv heads {num_kv_heads} when "
+            "enable decode context parallel for GQA/MQA"
+        )
+    if (most := tp_size // num_kv_heads) % dcp_size:
+        raise ConfigError(
+            f"decode context parallel size must less than or equal to (tensor parallel size {tp_size} // "
+            f"total num kv heads {num_kv_heads}) = {most}, and divide it, but got {dcp_size}"
         )

@@ -11,7 +11,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
 from octavo.runtime.kernels.recurrent import GateForm
-from octavo.runtime.layers.attention import Attention, check_heads
+from octavo.runtime.layers.attention import Attention, check_context, check_heads
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
@@ -100,6 +100,8 @@ class SelfAttention(nn.Module):
                 # One kernel applies them on the way into the cache.
                 weights = self.q_norm.weight, self.k_norm.weight
                 self._fused_norms = HeadNorms(*weights, norm.eps, arch.norms_rotated)
+        if arch.is_causal:
+            check_context(kv_heads, build.parallel.tp_size, build.parallel.dcp.size)
         kv_dtype = build.kv_dtype if arch.is_causal else build.compute_dtype
         spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
         self.sinks = _Sinks(build.at("sinks"), heads) if arch.sinks else None

@@ -285,6 +285,7 @@ def make_context(
         "auto" if is_planned else config.model.attention_backend,
         chosen or attention.input_precision,
         heads // parallel.tp_size if isinstance(heads, int) else 0,
+        (parallel.dcp, config.parallel.cp_kv_cache_interleave_size),
     )
     storage = Storage(
         device=platform.device,

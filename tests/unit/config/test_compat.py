@@ -90,7 +90,7 @@ def test_what_has_no_effect_says_so_once(lines):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"decode_context_parallel_size": 2}, "Context parallelism is not supported yet"),
+        ({"prefill_context_parallel_size": 2}, "the cache by tokens: decode_context_parallel_size"),
         ({"device_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
         ({"profiler_config": {"profiler": "torch"}}, "profiler_dir"),
         ({"nonsense": 1}, "Unknown option nonsense. Known: "),
@@ -147,7 +147,7 @@ def test_configs_take_the_keywords_that_articles_give_them(lines):
     )
     assert (args.max_model_len, args.max_num_seqs, args.swap_space, args.seed) == (512, 8, 4, 42)
     assert "enable_kv_cache_compression has no effect. Name a type of 8 bits" in lines.text
-    with pytest.raises(ConfigError, match="Context parallelism is not supported"):
+    with pytest.raises(ConfigError, match="Prompts are divided over ranks by heads"):
         from_concerns(ParallelConfig(prefill_context_parallel_size=2))
     with pytest.raises(ConfigError, match="Unknown option banana"):
         from_concerns(CacheConfig(banana=1))

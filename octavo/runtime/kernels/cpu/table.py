@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable
-from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
+from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores, Share
 from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose, forbid
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
@@ -23,6 +23,7 @@ from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels, ResidualUpdate
 from octavo.runtime.kernels.recurrent import RecurrentKernels
+from octavo.runtime.kernels.ref.cache import paged_attention as reference
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.experts import dense_experts, multiply_pairs
 from octavo.runtime.kernels.ref.noise import row_limits
@@ -118,9 +119,17 @@ class _CompiledKernels:
         return q
 
     def paged_attention(
-        self, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
+        self,
+        q: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        batch: Ragged,
+        scores: Scores,
+        share: Share | None = None,
     ) -> Tensor:
-        """See attention.PagedAttention."""
+        """See attention.PagedAttention; ranks of a CPU that share a context show that it is right, slowly."""
+        if share is not None:
+            return reference(q, cache, block_tables, batch, scores, share)
         cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = self._placed(_empty_like(q))

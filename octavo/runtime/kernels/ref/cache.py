@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores, Share
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 
@@ -51,8 +51,17 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     return x
 
 
-def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    batch: Ragged,
+    scores: Scores,
+    share: Share | None = None,
+) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
+    if share is not None:
+        return _attend_to_share(q, cache, block_tables, batch, scores, share)
     scale, sliding_window, soft_cap, _, is_causal, _, sinks = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.tolist()
@@ -79,6 +88,28 @@ def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragge
             products = torch.cat([products, sinks[:, None, None].expand(-1, end - start, 1)], -1)
         weights = products.softmax(-1)[..., : kv_len - first]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
+
+
+def _attend_to_share(
+    q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores, share: Share
+) -> Tensor:
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    share.log_sums.fill_(float("-inf"))
+    starts = batch.cu_q_lens.tolist()
+    for request, kv_len in enumerate(batch.kv_lens.tolist()):
+        rows = slice(starts[request], starts[request + 1])
+        if kv_len == 0:
+            continue
+        keys, values = _gather(cache, block_tables[request], 0, kv_len, q.shape[1])
+        products = torch.einsum("qhd,khd->qhk", q[rows].float(), keys) * scores.scale
+        if scores.soft_cap:
+            products = scores.soft_cap * torch.tanh(products / scores.soft_cap)
+        hidden = torch.arange(kv_len, device=q.device) >= share.num_seen[rows, None]
+        products = products.masked_fill(hidden[:, None], float("-inf"))
+        share.log_sums[rows] = products.logsumexp(-1)
+        weights = products.softmax(-1).nan_to_num(0.0)  # of queries without a key
+        out[rows] = torch.einsum("qhk,khd->qhd", weights, values).to(q.dtype)
     return out
 
 

@@ -13,11 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import Ragged, Scores
+from octavo.runtime.kernels.attention import Ragged, Scores, Share
 from octavo.runtime.kernels.triton.both_sides import attend_to_both_sides
 from octavo.runtime.kernels.triton.latent import attend_to_latents
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, locate, look_up
+from octavo.runtime.kernels.triton.online_softmax import (
+    attend,
+    begin_rows,
+    locate,
+    log_of_sum,
+    look_up,
+    own_bounds,
+)
 from octavo.runtime.kernels.triton.shared_prefix import attend_shared_prefix
 from octavo.runtime.kernels.triton.split_keys import finish, own_split
 from octavo.runtime.kernels.triton.swap_ab import describe, swap_ab_kernel
@@ -30,14 +37,14 @@ _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program ho
 # fmt: off
 @triton.jit(
     do_not_specialize=["num_requests", "stride_table"],
-    do_not_specialize_on_alignment=["block_tables", "cu_q_lens", "kv_lens"],
+    do_not_specialize_on_alignment=["block_tables", "cu_q_lens", "kv_lens", "num_seen", "told"],
 )
 def _prefill_kernel(
     q, cache, block_tables, cu_q_lens, kv_lens, out,
-    stride_q, stride_table, num_requests, scale, soft_cap, sinks,
+    stride_q, stride_table, num_requests, scale, soft_cap, sinks, num_seen, told,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):
     """Attend for one tile of queries and one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
@@ -49,6 +56,8 @@ def _prefill_kernel(
         return
     first_position = kv_len - q_len + first_q
     end_key = tl.minimum(first_position + TILE_Q, kv_len)
+    if SHARED:
+        first_position, end_key = own_bounds(num_seen + begin, first_q, q_len, TILE_Q)
     oldest = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
     first_key = oldest // TILE_K * TILE_K
 
@@ -56,6 +65,8 @@ def _prefill_kernel(
     index = first_q + row // GROUP
     position = kv_len - q_len + index
     real = (row < TILE_Q * GROUP) & (index < q_len)
+    if SHARED:
+        position = tl.load(num_seen + begin + index, mask=real, other=0) - 1
     inside = real[:, None] & (d[None, :] < D)
     token, column = (begin + index).to(tl.int64), head * GROUP + row % GROUP
     source = q + (token * stride_q + column * D)[:, None] + d[None, :]
@@ -78,6 +89,8 @@ def _prefill_kernel(
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
     place = token * (NUM_KV_HEADS * GROUP) + column
     tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+    if SHARED:
+        tl.store(told + place, log_of_sum(maxima, sums), mask=real)
 
 
 @triton.jit(
@@ -85,10 +98,10 @@ def _prefill_kernel(
 )
 def _decode_kernel(
     q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
-    stride_q, stride_table, scale, soft_cap, sinks,
+    stride_q, stride_table, scale, soft_cap, sinks, num_seen, told,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """Attend to one part of the keys of a request's key head. A request without keys is padding: zeros."""
@@ -117,14 +130,20 @@ def _decode_kernel(
     )
     release(PDL)
     finish(
-        maxima, sums, total, num_splits, out, partial, log_sums, counters,
-        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS,
+        maxima, sums, total, num_splits, out, partial, log_sums, counters, told,
+        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS, SHARED,
     )
 # fmt: on
 
 
 def paged_attention(
-    counters: Counters, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
+    counters: Counters,
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    batch: Ragged,
+    scores: Scores,
+    share: Share | None = None,
 ) -> Tensor:
     """See attention.PagedAttention; the input precision is the type of q, and parts meet at the counters."""
     scale, sliding_window, soft_cap, _, is_causal, keys_only, sinks = scores
@@ -134,11 +153,14 @@ def paged_attention(
     assert cache.is_contiguous() and block_tables.stride(1) == 1
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E, out if sinks is None else sinks
+    num_seen, told = share or (out, out)
     kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0, "SINKS": sinks is not None} | overlapped()
+    kind["SHARED"] = share is not None
     shapes = Shapes(q.shape[1], cache.shape, q.dtype, cache.dtype)
     n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
-    singles = Call(q[:n], cache, block_tables, kv_lens[:n], out, factors, shapes, kind)
-    others = Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], factors, shapes, kind)
+    first, rest = (*factors, num_seen, told), (*factors, num_seen[n:], told[n:])
+    singles = Call(q[:n], cache, block_tables, kv_lens[:n], out, first, shapes, kind)
+    others = Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], rest, shapes, kind)
     if cache.shape[1] == 1:
         assert sinks is None
         attend_to_latents(singles, others, cu_q_lens[n:], keys_only)

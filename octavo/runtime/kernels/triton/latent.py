@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.triton.launch import cdiv, fits, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import locate, look_up
+from octavo.runtime.kernels.triton.online_softmax import locate, log_of_sum, look_up, own_bounds
 from octavo.runtime.kernels.triton.split_keys import own_split, part_size
 from octavo.runtime.kernels.triton.tiles import Call, Shapes, is_slow
 
@@ -91,10 +91,10 @@ def _load_queries(source, real, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, LATE
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
 )
 def _latent_decode_kernel(
-    q, cache, block_tables, kv_lens, out, log_sums, stride_q, stride_table, scale,
+    q, cache, block_tables, kv_lens, out, log_sums, told, stride_q, stride_table, scale,
     NUM_HEADS: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, LATENT: tl.constexpr,
     LATENT_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr, SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr,
+    SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr,
 ):
     """Attend to one of SPLITS parts of a request's keys for TILE_M heads; a single one is the result."""
     request, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -118,6 +118,8 @@ def _latent_decode_kernel(
     if SPLITS == 1:
         target = out + (place * (ROPE + LATENT) + ROPE)[:, None] + d[None, :]
         tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+        if SHARED:
+            tl.store(told + place, log_of_sum(maxima, sums), mask=real)
     else:
         place = place * SPLITS + part
         tl.store(out + (place * LATENT)[:, None] + d[None, :], total, mask=inside)
@@ -126,10 +128,10 @@ def _latent_decode_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["kv_lens"])
 def _join_kernel(
-    partial, log_sums, kv_lens, out,
+    partial, log_sums, kv_lens, out, told,
     NUM_HEADS: tl.constexpr, ROPE: tl.constexpr, LATENT: tl.constexpr, TILE_K: tl.constexpr,
     SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, MIN_KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
-    WIDTH: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):
     """Join the parts of some of a head's components, weighted by what each saw; zeros where none has keys."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -155,17 +157,20 @@ def _join_kernel(
     total /= tl.where(weight_of_all == 0.0, 1.0, weight_of_all)
     target = out + (request * NUM_HEADS + head) * (ROPE + LATENT) + ROPE + d
     tl.store(target, total.to(out.dtype.element_ty), mask=d < LATENT)
+    if SHARED:
+        tl.store(told + request * NUM_HEADS + head, log_of_sum(tl.max(seen, 0), weight_of_all))
 
 
 @triton.jit(
     do_not_specialize=["num_requests", "stride_table"],
-    do_not_specialize_on_alignment=["block_tables", "cu_q_lens", "kv_lens"],
+    do_not_specialize_on_alignment=["block_tables", "cu_q_lens", "kv_lens", "num_seen", "told"],
 )
 def _latent_prefill_kernel(
-    q, cache, block_tables, cu_q_lens, kv_lens, out, stride_q, stride_table, num_requests, scale,
+    q, cache, block_tables, cu_q_lens, kv_lens, out, num_seen, told,
+    stride_q, stride_table, num_requests, scale,
     NUM_HEADS: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, LATENT: tl.constexpr,
     LATENT_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr,
-    HEADS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):
     """Attend for a tile of queries and HEADS heads: row m is query m // HEADS and head m % HEADS of them.
 
@@ -180,15 +185,20 @@ def _latent_prefill_kernel(
         return
     first_position = kv_len - q_len + first_q
     end_key = tl.minimum(first_position + TILE_Q, kv_len)
+    if SHARED:
+        first_position, end_key = own_bounds(num_seen + begin, first_q, q_len, TILE_Q)
     row, d = tl.arange(0, TILE_M), tl.arange(0, LATENT_PAD)
     index, head = first_q + row // HEADS, tl.program_id(0) * HEADS + row % HEADS
     real = (index < q_len) & (head < NUM_HEADS)
+    position = kv_len - q_len + index
+    if SHARED:
+        position = tl.load(num_seen + begin + index, mask=real, other=0) - 1
     token = (begin + index).to(tl.int64)
     source = q + token * stride_q + head * (ROPE + LATENT)
     q_rope, q_latent = _load_queries(source, real, ROPE, ROPE_PAD, LATENT, LATENT_PAD, DOT)
     whole_end = tl.maximum(tl.minimum(first_position + 1, end_key) // TILE_K * TILE_K, 0)
-    _, sums, total = _attend(
-        q_rope, q_latent, kv_len - q_len + index, 0, whole_end, end_key, cache,
+    maxima, sums, total = _attend(
+        q_rope, q_latent, position, 0, whole_end, end_key, cache,
         block_tables + request.to(tl.int64) * stride_table,
         scale, ROPE, ROPE_PAD, LATENT, LATENT_PAD, BLOCK_SIZE, TILE_M, TILE_K, DOT,
     )
@@ -196,6 +206,8 @@ def _latent_prefill_kernel(
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
     target = out + ((token * NUM_HEADS + head) * (ROPE + LATENT) + ROPE)[:, None] + d[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=real[:, None] & (d < LATENT)[None, :])
+    if SHARED:
+        tl.store(told + token * NUM_HEADS + head, log_of_sum(maxima, sums), mask=real)
 # fmt: on
 
 
@@ -208,7 +220,8 @@ def attend_to_latents(singles: Call, others: Call, cu_q_lens: Tensor, keys_only:
 
 
 def _decode(call: Call, keys_only: int) -> None:
-    q, cache, block_tables, kv_lens, out, (scale, *_), shapes, _ = call
+    q, cache, block_tables, kv_lens, out, (scale, *_, told), shapes, kind = call
+    shared = {"SHARED": kind["SHARED"]} | overlapped()
     num_requests, num_heads, size = q.shape
     constants = _constants(shapes, keys_only) | decode_tiles(shapes)
     num_tiles = cdiv(num_heads, constants["TILE_M"])
@@ -218,11 +231,11 @@ def _decode(call: Call, keys_only: int) -> None:
     if splits > 1:
         target = q.new_empty((num_requests, num_heads, splits, size - keys_only), dtype=torch.float32)
         log_sums = q.new_empty((num_requests, num_heads, splits), dtype=torch.float32)
-    tensors = q, cache, block_tables, kv_lens, target, log_sums
+    tensors = q, cache, block_tables, kv_lens, target, log_sums, told
     numbers = q.stride(0), block_tables.stride(0), scale
     parts = {"SPLITS": splits, "MIN_KEYS": _MIN_KEYS}
     _latent_decode_kernel[(num_tiles, num_requests, splits)](
-        *tensors, *numbers, **parts, **constants, **overlapped()
+        *tensors, *numbers, **parts, **constants, **shared
     )
     if splits > 1:
         width = min(_JOINED_WIDTH, constants["LATENT_PAD"])
@@ -230,16 +243,17 @@ def _decode(call: Call, keys_only: int) -> None:
         padded = power_of_2(splits)
         joined = {"SPLITS_PAD": padded, "AT_ONCE": min(_JOINED_AT_ONCE, padded), "WIDTH": width}
         _join_kernel[(num_requests, num_heads, cdiv(size - keys_only, width))](
-            target, log_sums, kv_lens, out, num_warps=4, **sizes, **parts, **joined, **overlapped()
+            target, log_sums, kv_lens, out, told, num_warps=4, **sizes, **parts, **joined, **shared
         )
 
 
 def _prefill(call: Call, cu_q_lens: Tensor, keys_only: int) -> None:
-    q, cache, block_tables, kv_lens, out, (scale, *_), shapes, _ = call
+    q, cache, block_tables, kv_lens, out, (scale, _, _, *share), shapes, kind = call
     constants = _constants(shapes, keys_only) | prefill_tiles(shapes)
     num_tiles = len(q) // (constants["TILE_M"] // constants["HEADS"]) + len(kv_lens)
-    tensors = q, cache, block_tables, cu_q_lens, kv_lens, out
+    tensors = q, cache, block_tables, cu_q_lens, kv_lens, out, *share
     numbers = q.stride(0), block_tables.stride(0), len(kv_lens), scale
+    constants["SHARED"] = kind["SHARED"]
     grid = cdiv(q.shape[1], constants["HEADS"]), num_tiles
     _latent_prefill_kernel[grid](*tensors, *numbers, **constants, **overlapped())
 

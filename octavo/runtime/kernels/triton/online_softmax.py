@@ -25,6 +25,22 @@ def locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
 
 
 @triton.jit
+def own_bounds(num_seen, first_q, q_len, TILE_Q: tl.constexpr):
+    """Return (the last key that a tile's first query sees, the end of those that its last one sees).
+
+    num_seen: of the request's queries, as in Share
+    """
+    last = tl.minimum(first_q + TILE_Q, q_len) - 1
+    return tl.load(num_seen + first_q) - 1, tl.load(num_seen + last)
+
+
+@triton.jit
+def log_of_sum(maxima, sums):
+    """Return what Share.log_sums has of rows. maxima: in base 2"""
+    return (maxima + tl.log2(sums)) * 0.6931471805599453
+
+
+@triton.jit
 def look_up(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
     """Return the blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
     if BLOCK_SIZE % TILE_K == 0:

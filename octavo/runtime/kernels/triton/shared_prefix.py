@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, look_up
+from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, log_of_sum, look_up
 from octavo.runtime.kernels.triton.tiles import Call, shared_prefix_tiles
 
 
@@ -35,10 +35,11 @@ def _common_blocks(
 @triton.jit(do_not_specialize=["num_requests", "stride_table"])
 def _packed_kernel(
     q, cache, block_tables, kv_lens, out, stride_q, stride_table, num_requests, scale, soft_cap,
-    sinks,
+    sinks, num_seen, told,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr,
+    SINKS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Attend for one key head of PACK requests; row m of the tile is head m % GROUP of request m // GROUP."""
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64) * PACK
@@ -78,6 +79,8 @@ def _packed_kernel(
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
     place = (request + member) * (NUM_KV_HEADS * GROUP) + column
     tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+    if SHARED:
+        tl.store(told + place, log_of_sum(maxima, sums), mask=there)
 # fmt: on
 
 

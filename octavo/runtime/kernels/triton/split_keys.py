@@ -1,13 +1,55 @@
 """Decode attention cut over the keys (split-KV): which part a program has, and how the last one joins them.
 
 The shapes decide into how many parts at most, the request's length, which only the kernel knows, into how
-many. So no launch depends on a length, and one captured graph serves any context.
+many. So no launch depends on a length, and one captured graph serves any context. Parts that ranks have are
+joined in the same way.
 """
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from octavo.runtime.kernels.triton.launch import is_last
+from octavo.runtime.kernels.triton.launch import is_last, power_of_2
+from octavo.runtime.kernels.triton.online_softmax import log_of_sum
+
+
+@triton.jit
+def _merge_kernel(
+    parts, log_sums, sinks, out, part_rank, part_token, part_head, sum_rank, sum_token, sum_head,
+    D: tl.constexpr, D_PAD: tl.constexpr, RANKS: tl.constexpr, RANKS_PAD: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Merge what ranks have seen for a head of a token."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    rank, d = tl.arange(0, RANKS_PAD), tl.arange(0, D_PAD)
+    there, inside = rank < RANKS, d < D
+    place = rank * sum_rank + token * sum_token + head * sum_head
+    seen = tl.load(log_sums + place, mask=there, other=float("-inf"))
+    highest = tl.max(seen, 0)
+    if SINKS:
+        sink = tl.load(sinks + head)
+        highest = tl.maximum(highest, sink)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp(seen - highest)
+    total = tl.sum(weights, 0)
+    if SINKS:
+        total += tl.exp(sink - highest)
+    source = parts + rank * part_rank + token * part_token + head * part_head
+    values = tl.load(source[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+    merged = tl.sum(values.to(tl.float32) * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    target = out + (token * tl.num_programs(1) + head) * D + d
+    tl.store(target, merged.to(out.dtype.element_ty), mask=inside)
+
+
+def merge_parts(parts: Tensor, log_sums: Tensor, sinks: Tensor | None) -> Tensor:
+    """See attention.MergeParts."""
+    ranks, *sizes = parts.shape
+    out = parts.new_empty(sizes)
+    given = parts, log_sums, out if sinks is None else sinks, out
+    widths = {"D": sizes[2], "D_PAD": power_of_2(sizes[2]), "RANKS": ranks, "RANKS_PAD": power_of_2(ranks)}
+    _merge_kernel[tuple(sizes[:2])](
+        *given, *parts.stride()[:3], *log_sums.stride(), SINKS=sinks is not None, **widths, num_warps=1
+    )
+    return out
 
 
 @triton.jit
@@ -29,8 +71,9 @@ def own_split(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
 # fmt: off
 @triton.jit
 def _join(
-    partial, log_sums, out, place, num_splits,
+    partial, log_sums, out, told, place, num_splits,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """Join the parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
     part, d = tl.arange(0, MAX_SPLITS), tl.arange(0, D_PAD)
@@ -48,13 +91,15 @@ def _join(
         joined = tl.sum(values * weights[:, :, None], 0) / tl.sum(weights, 0)[:, None]
         target = out + (place + head)[:, None] * D + d[None, :]
         tl.store(target, joined.to(out.dtype.element_ty), mask=(head < GROUP)[:, None] & (d < D)[None, :])
+        if SHARED:
+            tl.store(told + place + head, log_of_sum(highest, tl.sum(weights, 0)), mask=head < GROUP)
 
 
 @triton.jit
 def finish(
-    maxima, sums, total, num_splits, out, partial, log_sums, counters,
+    maxima, sums, total, num_splits, out, partial, log_sums, counters, told,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    ROWS: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr, SHARED: tl.constexpr,
 ):
     """Store the result of the only part, or this part's; the last one to be done joins them.
 
@@ -68,10 +113,13 @@ def finish(
     place = pair * GROUP + row
     if num_splits <= 1:
         tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+        if SHARED:
+            tl.store(told + place, log_of_sum(maxima, sums), mask=row < GROUP)
         return
     place = place * MAX_SPLITS + part
     tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
     tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
     if is_last(counters + pair, num_splits):
-        _join(partial, log_sums, out, pair * GROUP, num_splits, GROUP, D, D_PAD, MAX_SPLITS, HEADS)
+        place = pair * GROUP
+        _join(partial, log_sums, out, told, place, num_splits, GROUP, D, D_PAD, MAX_SPLITS, HEADS, SHARED)
 # fmt: on

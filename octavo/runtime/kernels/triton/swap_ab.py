@@ -46,10 +46,10 @@ def _step(
 )
 def swap_ab_kernel(
     q, halves, block_tables, kv_lens, out, partial, log_sums, counters,
-    stride_q, stride_table, scale, soft_cap, sinks,
+    stride_q, stride_table, scale, soft_cap, sinks, num_seen, told,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """Attend to one part of a request's key head; see attention._decode_kernel. halves: `describe`'s."""
@@ -81,7 +81,7 @@ def swap_ab_kernel(
     maxima, sums, total = state
     finish(
         maxima, tl.sum(sums, 0), tl.trans(total), num_splits, out, partial, log_sums, counters,
-        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS,
+        told, NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS, SHARED,
     )
 # fmt: on
 

@@ -28,6 +28,7 @@ from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
 from octavo.runtime.kernels.triton.routing import route
 from octavo.runtime.kernels.triton.scores import score
+from octavo.runtime.kernels.triton.split_keys import merge_parts
 from octavo.runtime.kernels.triton.steps import begin_step, end_step, mask_step
 from octavo.runtime.kernels.triton.store import store_kv
 from octavo.runtime.kernels.triton.truncation import truncate
@@ -40,7 +41,11 @@ def cuda_table() -> KernelTable:
     return KernelTable(
         name="triton",
         attention=AttentionKernels(
-            store_kv, partial(paged_attention, counters), elementwise.rotary_tables, latent_prompts
+            store_kv,
+            partial(paged_attention, counters),
+            elementwise.rotary_tables,
+            latent_prompts,
+            merge_parts,
         ),
         norms=NormKernels(elementwise.rms_norm, elementwise.add_norm, layer_norm=elementwise.layer_norm),
         activate=elementwise.activate,

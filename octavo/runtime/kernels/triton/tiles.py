@@ -77,8 +77,8 @@ def is_slow(constants: dict[str, Any]) -> bool:
 class Call(NamedTuple):
     """What a kernel of attention is launched with, for some requests of a batch.
 
-    factors: scale and soft cap, for base 2, and sinks, as they are
-    kind:    further constants: WINDOW, CAPPED, SINKS, PDL
+    factors: scale and soft cap, for base 2, sinks, as they are, and the tensors of a Share
+    kind:    further constants: WINDOW, CAPPED, SINKS, SHARED, PDL
     """
 
     q: Tensor
@@ -86,7 +86,7 @@ class Call(NamedTuple):
     block_tables: Tensor
     kv_lens: Tensor
     out: Tensor
-    factors: tuple[float, float, Tensor]
+    factors: tuple[float, float, Tensor, Tensor, Tensor]
     shapes: Shapes
     kind: dict[str, Any]
 
