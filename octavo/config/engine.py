@@ -50,6 +50,11 @@ class EngineConfig:
         """What the model is called outside; the first in metrics too."""
         return [name for name in self.observability.served_model_name if name] or [self.model.model]
 
+    @property
+    def tokens_per_block(self) -> int:
+        """Return how many tokens have their keys and values in a block of all ranks."""
+        return self.cache.block_size * self.parallel.decode_context_parallel_size
+
     def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
         """The same for requests of another length."""
         return replace(self, model=replace(self.model, max_model_len=max_model_len))

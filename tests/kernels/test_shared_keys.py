@@ -63,21 +63,15 @@ def merged(results, sums, *, weighted=True):
     return (torch.stack(results).float() * weights.nan_to_num(0.0).to(DEVICE)[..., None]).sum(0)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: logarithms of 0
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ATTEND)
-@pytest.mark.parametrize("kind", ["heads", "capped", "latent", "prefix"])
-@pytest.mark.parametrize(
-    "requests", [((0, 1), (200, 1), (6, 1)), ((77, 1), (0, 40), (3, 2), (90, 33))], ids=["decode", "mixed"]
-)
-def test_parts_make_the_whole(requests, kind, name, dtype):
+def attended(requests, kind, dtype, attend, group=3, size=32):
+    """(of all keys, of each rank's, their sums)"""
     torch.manual_seed(1)
     cu, lens, seen, singles = batch_of(requests)
-    heads, shape = (6, (1, 1, 40)) if kind == "latent" else (6, (2, 1, 32))
+    shape = (1, 1, size + 8) if kind == "latent" else (2, 1, size)
     drawn = torch.randn(len(requests), int(lens.max()), *shape).to(dtype)
     tokens = [known[: int(length)] for known, length in zip(drawn, lens, strict=True)]
     whole, wide, parts, tables = caches(tokens, int(lens.max()), shape, dtype)
-    q = torch.randn(int(cu[-1]), heads, shape[-1], device=DEVICE, dtype=dtype)
+    q = torch.randn(int(cu[-1]), group, shape[-1], device=DEVICE, dtype=dtype)
     scores = Scores(0.3, soft_cap=5.0 if kind == "capped" else 0.0, keys_only=8 if kind == "latent" else 0)
     expected = reference(q, whole, wide, Ragged(cu_q_lens=cu, kv_lens=lens), scores).float()
     results, sums = [], []
@@ -85,15 +79,26 @@ def test_parts_make_the_whole(requests, kind, name, dtype):
         share = Share(counts(seen, rank), torch.empty(q.shape[:2], device=DEVICE))
         keys = Ragged(cu_q_lens=cu, kv_lens=counts(lens, rank), num_singles=singles)
         keys.common_start = kind == "prefix"
-        results.append(ATTEND[name](q, parts[rank], tables, keys, scores, share))
+        results.append(attend(q, parts[rank], tables, keys, scores, share)[..., scores.keys_only :])
         sums.append(share.log_sums)
-    first = scores.keys_only
+    return expected[..., scores.keys_only :], results, sums
+
+
+KINDS = ["heads", "capped", "latent", "prefix"]
+REQUESTS = {"decode": ((0, 1), (200, 1), (6, 1)), "mixed": ((77, 1), (0, 40), (3, 2), (90, 33))}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: logarithms of 0
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ATTEND)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("requests", REQUESTS)
+def test_parts_make_the_whole(requests, kind, name, dtype):
+    expected, results, sums = attended(REQUESTS[requests], kind, dtype, ATTEND[name])
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(
-        merged(results, sums)[..., first:], expected[..., first:], atol=tolerance, rtol=tolerance
-    )
+    torch.testing.assert_close(merged(results, sums), expected, atol=tolerance, rtol=tolerance)
     wrong = merged(results, sums, weighted=False)
-    assert (wrong - expected)[..., first:].norm() > 0.1 * expected[..., first:].norm()
+    assert (wrong - expected).norm() > 0.1 * expected.norm()
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])

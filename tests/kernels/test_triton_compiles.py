@@ -62,6 +62,13 @@ if not sys.argv[2:]:
     for dtype in (torch.float32, torch.bfloat16):
         prompts = make((5, 70), 4, (128, 64, 128), dtype)
         ATTEND(prompts, prompts.q.new_empty(75, 4, 128))
+    from tests.kernels import test_shared_keys as shared
+    for kind in shared.KINDS:
+        for requests in shared.REQUESTS.values():
+            for dtype, group, size in ((torch.float32, 3, 32), (torch.bfloat16, 32, 128)):
+                attend = cuda_table().attention.paged_attention
+                shared.attended(requests, kind, dtype, attend, group, size)
+    cuda_table().attention.merge_parts(torch.empty(2, 3, 5, 8), torch.empty(2, 3, 5), torch.empty(5))
     from tests.kernels import test_adapters
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for sizes in test_adapters.SIZES:

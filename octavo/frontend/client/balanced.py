@@ -65,7 +65,7 @@ class BalancedDoor:
         self._unplaced: dict[str, EngineRequest] = {}
         self._balancer = Balancer(
             len(self.doors),
-            block_size=config.cache.block_size * config.parallel.decode_context_parallel_size,
+            block_size=config.tokens_per_block,
             shares_prefixes=config.cache.enable_prefix_caching and config.pooling is None,
         )
         self._news: asyncio.Queue[_News | EngineDead | None] = asyncio.Queue(1)

@@ -102,9 +102,8 @@ class EngineMetrics:
         self.sleep_state: SleepState
         self.note_sleep_state("awake")
         if config is not None:
-            self._cache_labels = {name: str(v) for name, v in dataclasses.asdict(config.cache).items()}
-            num_tokens = config.cache.block_size * config.parallel.decode_context_parallel_size
-            self._cache_labels["block_size"] = str(num_tokens)
+            labels = dataclasses.asdict(config.cache) | {"block_size": config.tokens_per_block}
+            self._cache_labels = {name: str(v) for name, v in labels.items()}
             every.gauge("max_num_requests_running").set(config.scheduler.max_num_seqs)
             bound = config.front.max_num_queued_reqs
             every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)

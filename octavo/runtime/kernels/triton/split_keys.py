@@ -120,6 +120,8 @@ def finish(
     tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
     tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
     if is_last(counters + pair, num_splits):
-        place = pair * GROUP
-        _join(partial, log_sums, out, told, place, num_splits, GROUP, D, D_PAD, MAX_SPLITS, HEADS, SHARED)
+        _join(
+            partial, log_sums, out, told, pair * GROUP, num_splits,
+            GROUP, D, D_PAD, MAX_SPLITS, HEADS, SHARED,
+        )
 # fmt: on
