@@ -65,7 +65,8 @@ class EngineMetrics:
         """Of all series."""
         self._config, self.num_replicas = config, config.parallel.num_replicas if config else 1
         self._replicas = [self]
-        self._cache_labels: dict[str, str] = {}
+        cache = dataclasses.asdict(config.cache) | {"block_size": config.tokens_per_block} if config else {}
+        self._cache_labels = {name: str(value) for name, value in cache.items()}
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")
         self.num_waiting = every.gauge("num_requests_waiting")
@@ -102,8 +103,6 @@ class EngineMetrics:
         self.sleep_state: SleepState
         self.note_sleep_state("awake")
         if config is not None:
-            labels = dataclasses.asdict(config.cache) | {"block_size": config.tokens_per_block}
-            self._cache_labels = {name: str(v) for name, v in labels.items()}
             every.gauge("max_num_requests_running").set(config.scheduler.max_num_seqs)
             bound = config.front.max_num_queued_reqs
             every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)

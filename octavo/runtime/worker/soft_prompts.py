@@ -2,7 +2,7 @@
 
 import torch
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, Unsupported
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
 from octavo.messages.adapters import SoftPromptRef
@@ -115,6 +115,8 @@ def make_soft_prompts(
     """Return what gives requests their learned prompts, if there may be some."""
     if not config.lora.enable_prompt_adapter or config.pooling is not None:
         return None
+    if parallel.dcp.size > 1:
+        raise Unsupported("enable_prompt_adapter: leave out decode_context_parallel_size.")
     own, width = model.own_kv_specs, config.checkpoint.embedding_size
     specs = model.kv_specs or [layer.kv_spec for layer in model.cache_layers]
     dtype = platform.compute_dtype(dtype_of(config.model.dtype))
