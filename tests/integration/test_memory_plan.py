@@ -144,6 +144,18 @@ def test_each_rank_has_its_part(make_folder):
     assert half.step_bytes > 8 * 1000 * 2, "every rank has all logits"
 
 
+def test_ranks_that_divide_the_cache(make_folder):
+    folder = make_folder(vocab_size=1000, num_key_value_heads=1)
+    options = {"load_format": "dummy", "tensor_parallel_size": 2}
+    whole, part = (
+        plan_memory(config_of(folder, decode_context_parallel_size=size, **options), 4 * GIB)
+        for size in (1, 2)
+    )
+    assert part.block_size == 2 * whole.block_size and part.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    with pytest.raises(ConfigError, match="must be greater than total num kv heads 2"):
+        plan_memory(config_of(make_folder(num_key_value_heads=2), decode_context_parallel_size=2, **options))
+
+
 def test_the_command(make_folder, capsys):
     folder = str(make_folder(vocab_size=1000))
     options = ["--load-format", "dummy", "--device-memory", "2GiB", "--max-num-seqs", "8"]

@@ -116,7 +116,7 @@ def test_parts_are_merged_by_a_kernel(has_sinks):
 class _Ranks:
     """A group of threads."""
 
-    peers = None
+    peers, process_group = None, "threads"
 
     def __init__(self, rank, size, meeting, told):
         self.rank, self.size, self._meeting, self._told = rank, size, meeting, told

@@ -39,7 +39,7 @@ class SharedContext(PagedBackend):
     def run(
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
-        if not scores.is_causal:
+        if not scores.is_causal or self._ranks.process_group is None:  # ranks of a plan
             return super().run(new, cache, tables, batch, scores)
         kernels = self.platform.kernels.attention
         q = kernels.store_kv(new, cache, self.slots(tables, cache, batch))

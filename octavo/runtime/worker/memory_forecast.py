@@ -54,7 +54,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     sizes = config.parallel
     tp, pp = Group(0, sizes.tensor_parallel_size), Group(0, sizes.pipeline_parallel_size)
     ep = Group(0, sizes.tensor_parallel_size * (sizes.data_parallel_size if sizes.shares_experts else 1))
-    parallel = _OneOfMany(tp, pp, ep=ep if sizes.enable_expert_parallel else ONE)
+    dcp = Group(0, sizes.decode_context_parallel_size)
+    parallel = _OneOfMany(tp, pp, ep=ep if sizes.enable_expert_parallel else ONE, dcp=dcp)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
     specs = [layer.kv_spec for layer in model.cache_layers] + (drafter.kv_specs if drafter else [])
