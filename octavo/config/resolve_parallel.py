@@ -119,9 +119,28 @@ def check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
         )
     if tp_size % (dcp_size := parallel.decode_context_parallel_size):
         raise ConfigError(f"tp_size={tp_size} must be divisible by dcp_size={dcp_size}.")
+    kv_heads = checkpoint.text_config.get("num_key_value_heads")
+    if isinstance(kv_heads, int) and kv_heads > 0 and not checkpoint.text_config.get("kv_lora_rank"):
+        check_context(kv_heads, tp_size, dcp_size)
     layers = checkpoint.text_config.get("num_hidden_layers")
     if isinstance(layers, int) and 0 < layers < num_stages:
         raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")
+
+
+def check_context(num_kv_heads: int, tp_size: int, dcp_size: int) -> None:
+    """Raise ConfigError unless so many neighbours of tp_size ranks keep the same key head. As in vLLM."""
+    if dcp_size == 1:
+        return
+    if tp_size <= num_kv_heads:
+        raise ConfigError(
+            f"tensor parallel size {tp_size} must be greater than total num kv heads {num_kv_heads} when "
+            "enable decode context parallel for GQA/MQA"
+        )
+    if (most := tp_size // num_kv_heads) % dcp_size:
+        raise ConfigError(
+            f"decode context parallel size must less than or equal to (tensor parallel size {tp_size} // "
+            f"total num kv heads {num_kv_heads}) = {most}, and divide it, but got {dcp_size}"
+        )
 
 
 def check_device(asked: str, *, must_be_here: bool) -> None:

@@ -124,19 +124,3 @@ def check_heads(num_heads: int, tp_size: int) -> None:
             f"tensor_parallel_size={tp_size} does not divide the model's {num_heads} attention heads; "
             "use a size that does."
         )
-
-
-def check_context(num_kv_heads: int, tp_size: int, dcp_size: int) -> None:
-    """Raise ConfigError unless so many neighbours of tp_size ranks keep the same key head. As in vLLM."""
-    if dcp_size == 1:
-        return
-    if tp_size <= num_kv_heads:
-        raise ConfigError(
-            f"tensor parallel size {tp_size} must be greater than total num kv heads {num_kv_heads} when "
-            "enable decode context parallel for GQA/MQA"
-        )
-    if (most := tp_size // num_kv_heads) % dcp_size:
-        raise ConfigError(
-            f"decode context parallel size must less than or equal to (tensor parallel size {tp_size} // "
-            f"total num kv heads {num_kv_heads}) = {most}, and divide it, but got {dcp_size}"
-        )

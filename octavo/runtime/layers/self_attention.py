@@ -6,12 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from octavo.config.resolve_parallel import check_context
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
 from octavo.runtime.kernels.recurrent import GateForm
-from octavo.runtime.layers.attention import Attention, check_context, check_heads
+from octavo.runtime.layers.attention import Attention, check_heads
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
