@@ -2,9 +2,9 @@
 
     python benchmarks/record.py gpu-speculation python -m benchmarks.gpu_speculation
 
-Llama-3.1-8B's shape with dummy weights; two engines share the GPU. `ngram`, `suffix`: 7 drafts, looked up.
-`eagle3`: 3 drafts of a head of one layer, taken at a given rate (synthetic), as it is not trained; verified:
-kept only where they are right, which is hardly ever, so that texts can be compared. Row batch
+Llama-3.1-8B's shape with dummy weights; two engines share the GPU. `ngram`, `suffix`, `ngram_gpu`: 7 drafts,
+looked up. `eagle3`: 3 drafts of a head of one layer, taken at a given rate (synthetic), as it is not trained;
+verified: kept only where they are right, which is hardly ever, so that texts can be compared. Row batch
 1: the time of a step that drafts and verifies, by that of a plain step; all drafts are verified. Row batch
 64: tokens per second of both engines and their quotient, with as many drafts as pay, where no text repeats
 itself (T = 1), half of them do, or all. Texts are compared; equal: how many are.
@@ -169,6 +169,7 @@ def together(plain: Engine, other: Engine, first: int, repeats: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="method of the rows of batch 1, which are all then")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "model")
@@ -188,10 +189,15 @@ def main() -> None:
             ("suffix", SUFFIX | ALWAYS),
             ("eagle3", eagle | ALWAYS),
             ("eagle3, verified", honest | ALWAYS),
+            ("ngram_gpu", NGRAM | {"method": "ngram_gpu", "prompt_lookup_min": 1} | ALWAYS),
         ):
+            if args.only and name not in args.only.split("+"):
+                continue
             other = Engine(folder, speculative)
             print(json.dumps(alone(plain, other, name, args.repeats)), flush=True)
             other.close()
+        if args.only:
+            return
         other = Engine(folder, NGRAM)
         for first in (0, 32, 64):
             print(json.dumps(together(plain, other, first, args.repeats)), flush=True)

@@ -30,9 +30,9 @@ from octavo.config.resolve_parallel import check_device, check_sizes, resolve_pa
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
 from octavo.config.speculative import (
+    BY_WORKERS,
     CUSTOM,
     HEADS,
-    HIDDEN_STATES,
     LOOKUPS,
     WITH_WEIGHTS,
     check_draft,
@@ -299,15 +299,15 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         folder = locate(speculative["model"], revision=revision, download_dir=args.download_dir)
         speculative["method"] = method_of(read_checkpoint(Path(folder)).config)
     wanted = speculation(speculative)  # refuses what it does not know
-    has_drafter = wanted is not None and wanted.method in WITH_WEIGHTS
+    has_drafter = wanted is not None and wanted.method in BY_WORKERS
     if wanted and has_drafter and scheduler.steps_in_flight > 2:
         raise ConfigError(
             f"steps_in_flight={scheduler.steps_in_flight}: a step with drafts of {wanted.method} begins with "
             "what came of the one before. Use steps_in_flight=2 at most, or leave it out."
         )
     num_stages = args.pipeline_parallel_size
-    waits = wanted is not None and has_drafter and wanted.method not in (*HEADS, *HIDDEN_STATES)
-    if wanted and has_drafter and num_stages > 1 and wanted.method not in HEADS:
+    waits = wanted is not None and wanted.method == CUSTOM
+    if wanted and has_drafter and num_stages > 1 and wanted.method not in (*HEADS, "ngram_gpu"):
         raise Unsupported(
             f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages. Use one stage "
             f"or {' or '.join((*LOOKUPS, *HEADS))}."

@@ -19,7 +19,9 @@ HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash")
 CUSTOM = "custom_class"
 """A drafter of the user's own, whose class is named as the model."""
 WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
-METHODS = (*LOOKUPS, *WITH_WEIGHTS)
+BY_WORKERS = (*WITH_WEIGHTS, "ngram_gpu")
+"""Guess on the device behind each step; ngram_gpu looks up the last tokens there."""
+METHODS = (*LOOKUPS, *BY_WORKERS)
 _NOT_YET = ("dspark",)
 _MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
@@ -85,7 +87,7 @@ class Speculation(NamedTuple):
     @property
     def num_ahead(self) -> int:
         """Return how many places behind a step a drafter writes to: masks stand one behind their guesses."""
-        return (self.most + (self.method == "dflash")) if self.method in WITH_WEIGHTS else 0
+        return (self.most + (self.method == "dflash")) if self.method in BY_WORKERS else 0
 
     def most_of(self, num_requests: int) -> int:
         """Return the most draft tokens of a request in a step of so many requests."""
@@ -107,7 +109,7 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
     if method not in WITH_WEIGHTS and config.get("model"):
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
-    most = _whole(config, "num_speculative_tokens", 4 if method in WITH_WEIGHTS else 24, MAX_DRAFTS)
+    most = _whole(config, "num_speculative_tokens", 4 if method in BY_WORKERS else 24, MAX_DRAFTS)
     draws = _choice(config, "draft_sample_method", ("probabilistic", "greedy")) == "probabilistic"
     how = _choice(config, "rejection_sample_method", ("equality", "standard", "block", "synthetic"))
     rates = _rates(config, most, is_synthetic=how == "synthetic")
@@ -117,7 +119,7 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
     common = Speculation(
         method, most, draws=draws, by_batch=by_batch, rates=rates, adapts=adapts, rejects=rejects
     )
-    if method == "ngram":
+    if method.startswith("ngram"):
         least_match, most_match = _lookup(config)
         return common._replace(least_match=least_match, most_match=most_match)
     if method != "suffix":

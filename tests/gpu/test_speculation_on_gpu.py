@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+@pytest.mark.parametrize("method", ["suffix", "ngram_gpu", "draft_model", "eagle3"])
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
 def test_chained_steps_change_nothing(folders, monkeypatch, method, shift):
     """Shifted, the negative twin: requests are noted as shorter than they are."""
@@ -58,23 +58,26 @@ def test_chained_steps_change_nothing(folders, monkeypatch, method, shift):
     def noted(steps, inputs, *rest):
         lasts = verify(steps, inputs, *rest)
         rows.append(len(inputs.rows))
-        steps._state.lengths -= shift
+        steps.state.lengths -= shift
         return lasts
 
     monkeypatch.setattr(ChainedSteps, "verify", noted)
     with LLM(target, **COMMON) as llm:
         plain = texts(llm)
     config = {"method": method, "num_speculative_tokens": 3, "enable_adaptive_verification": False}
-    with LLM(
-        target, **COMMON, speculative_config=config | ({"model": head} if method == "eagle3" else {})
-    ) as llm:
+    drafts = {
+        "eagle3": {"model": head},
+        "draft_model": {"model": target},
+        "ngram_gpu": {"prompt_lookup_min": 1},
+    }
+    with LLM(target, **COMMON, speculative_config=config | drafts.get(method, {})) as llm:
         texts(llm)
         found = texts(llm)  # suffixes are known now
         values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
     equal = sum(a == b for a, b in zip(found, plain, strict=True))
     assert (equal >= 9) != shift, f"{equal} of {len(PROMPTS)} texts are the same"
     assert len(rows) >= 3 and values["vllm:spec_decode_num_draft_tokens"] > 100
-    if method == "suffix" and not shift:
+    if method in ("suffix", "draft_model") and not shift:
         assert values["vllm:spec_decode_num_accepted_tokens"] > 100
 
 

@@ -14,7 +14,9 @@ from octavo.config.resolve import resolve
 from octavo.engine.memory_plan import plan_memory
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.workers_drafting import WorkersDrafting
+from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.worker.chained_steps import ChainedSteps
 from tests.integration.test_speculation import PROMPTS, drafted, results
 from tests.tiny_models import make_oracle, save, tiny_config
 
@@ -113,6 +115,46 @@ def test_it_catches_up_when_it_was_not_asked(folders, tokenizer, monkeypatch):
         llm.generate(PROMPTS[:1], DRAWN, use_tqdm=False)
         num_guessed, num_accepted = drafted(llm)
         assert num_guessed == num_accepted > 9
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram_gpu"])
+def test_chained_steps_change_nothing(folders, tokenizer, monkeypatch, method, shift):
+    """Guessed behind steps that nobody waits for; shifted, the negative twin: all are noted as shorter.
+
+    The model itself is always right there, too, so that its cache lacks nothing.
+    """
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    rows, verify = [], ChainedSteps.verify
+
+    def noted(steps, inputs, *rest):
+        rows.append(len(inputs.rows))
+        lasts = verify(steps, inputs, *rest)
+        steps.state.lengths -= shift
+        return lasts
+
+    monkeypatch.setattr(ChainedSteps, "verify", noted)
+    config = {"method": method, "num_speculative_tokens": 3}
+    config |= {"model": folders["target"]} if method == "draft_model" else {"prompt_lookup_min": 1}
+    prompts = [{"prompt_token_ids": [7 * i, 5, 6, 7 * i, 5, 6]} for i in range(20)]
+    params = [
+        SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=6 + 15 * (i % 7), ignore_eos=True)
+        for i in range(20)
+    ]
+    common = COMMON | {"tokenizer": tokenizer, "max_num_seqs": 96, "block_size": 16}
+
+    def texts(**options):
+        with LLM(folders["target"], **common, **options) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            return [out.outputs[0].token_ids for out in outputs], drafted(llm)
+
+    plain, _ = texts()
+    found, (num_guessed, num_accepted) = texts(speculative_config=config, steps_in_flight=2)
+    assert (found == plain) != shift
+    assert len(rows) > 15 and num_guessed > 200
+    if method == "draft_model" and not shift:
+        assert num_accepted > 0.95 * num_guessed, "the last drafts of an output may be cut"
 
 
 def test_a_request_may_do_without(folders, tokenizer):

@@ -138,7 +138,7 @@ def test_chained_steps_change_nothing(tiny, monkeypatch, shift):
     def verified(steps, inputs, *rest):
         lasts = verify(steps, inputs, *rest)
         noted.append(int((inputs.num_known >= 0).sum()))
-        steps._state.lengths -= shift
+        steps.state.lengths -= shift
         return lasts
 
     monkeypatch.setattr(ChainedSteps, "verify", verified)

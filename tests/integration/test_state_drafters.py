@@ -311,7 +311,7 @@ def test_chained_steps_change_nothing(target, folders, monkeypatch, shift):
     def noted(steps, inputs, *rest):
         rows.append(len(inputs.rows))
         lasts = verify(steps, inputs, *rest)
-        steps._state.lengths -= shift
+        steps.state.lengths -= shift
         return lasts
 
     monkeypatch.setattr(ChainedSteps, "verify", noted)

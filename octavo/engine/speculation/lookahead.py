@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo.base.log import get_logger
 from octavo.config.scheduling import SchedulerConfig
-from octavo.config.speculative import WITH_WEIGHTS, speculation
+from octavo.config.speculative import BY_WORKERS, speculation
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request
@@ -25,8 +25,8 @@ class Lookahead:
         """num_stages: of more than one, the first would not know which drafts came true."""
         self._kv = kv
         wanted = speculation(config.speculative_config)
-        has_weights = wanted is not None and wanted.method in WITH_WEIGHTS
-        kind = WorkersDrafting if has_weights else Drafting
+        is_remote = wanted is not None and wanted.method in BY_WORKERS
+        kind = WorkersDrafting if is_remote else Drafting
         self._runs_ahead = num_stages == 1 and config.steps_in_flight == 2
         self.drafting = kind(wanted, config.max_num_seqs, runs_ahead=self._runs_ahead) if wanted else None
         self._rates, self._noise = np.array(wanted.rates if wanted else ()), np.random.default_rng(0)

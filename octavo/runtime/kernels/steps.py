@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from octavo.runtime.kernels.chained import ChainKernels
+
 
 class StepRing(NamedTuple):
     """What host and device tell each other of recorded steps, whose rows they use in turn.
@@ -92,5 +94,6 @@ class StepKernels:
     begin: BeginStep
     mask: MaskStep
     end: EndStep
+    chain: ChainKernels
     record_calls: RecordCalls | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

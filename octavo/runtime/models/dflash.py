@@ -61,7 +61,7 @@ class DFlash(DraftHead):
             "has_embeddings": bool(config.get("has_embed_tokens")),
             "has_head": bool(config.get("has_lm_head")),
             "mask_id": _setting(config, "mask_token_id"),
-            "block_size": size_of(config, "block_size", 0),
+            "block_size": size_of(config, "block_size", 1),
         }
         return as_draft(arch, **own)
 

@@ -54,8 +54,8 @@ class DraftArch(Arch):
     gives_normed: bool = False
     """The next guess is made from the normed state."""
     mask_id: int = 0
-    block_size: int = 0
-    """Of heads that guess by masks: tokens that they were trained to see at once, 0 = not known."""
+    block_size: int = 1
+    """Of heads that guess by masks: tokens that they were trained to see at once, 1 = not known."""
 
 
 def as_draft(arch: Arch, **own: Any) -> DraftArch:
@@ -83,7 +83,7 @@ class DraftHead(Family):
         self._given: Tensor | None = None
         self.leaves_states = False
         """Replays leave in `states` what they find: the next ones begin with that."""
-        self._target_ids: Tensor | None = None
+        self.target_ids: Tensor | None = None
         self._target: tuple[Decoder, ...] = ()
         ropes = {layer.rope for layer in arch.layers if layer.rope}
         self._rotary: dict[Rope, RotaryEmbedding] = {
@@ -102,7 +102,7 @@ class DraftHead(Family):
         self._target = (target,)
         device, dtype = self._build.device, self._build.compute_dtype
         self.states = torch.zeros((num_rows, self._arch.hidden_size), dtype=dtype, device=device)
-        self._target_ids = None if target_ids is None else target_ids.to(device)
+        self.target_ids = None if target_ids is None else target_ids.to(device)
 
     def put(self, states: Tensor, *, stays: bool) -> None:
         """Take the states of the next batch, [T, hidden_size]. stays: copy them to where replays find them"""
@@ -136,13 +136,17 @@ class DraftHead(Family):
             states.copy_(found)
         return self._gather(found, batch.wanted)
 
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the own vocabulary, of which `target_ids` tells if it is not the model's."""
+        found: Tensor = (self.lm_head if self._arch.has_head else self._target[0].lm_head)(hidden)
+        return found
+
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self.lm_head if self._arch.has_head else self._target[0].lm_head
-        found: Tensor = head(hidden)
-        if self._target_ids is None:
+        found = self.own_logits(hidden)
+        if self.target_ids is None:
             return found
         return found.new_full((len(found), self._arch.vocab_size), -torch.inf).index_copy(
-            1, self._target_ids, found
+            1, self.target_ids, found
         )
 
     def _layer(self, arch: Arch, build: BuildContext, index: int) -> DecoderLayer:
@@ -318,8 +322,8 @@ class Eagle3(DraftHead):
         normed, stream = self.norm.add(x, residual)
         return normed if self._arch.gives_normed else stream
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return super().logits(hidden if self._arch.gives_normed else self.norm(hidden))
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        return super().own_logits(hidden if self._arch.gives_normed else self.norm(hidden))
 
 
 class MTP(DraftHead):

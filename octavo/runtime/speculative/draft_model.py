@@ -15,6 +15,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
 from octavo.runtime.transfer import Array
+from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
@@ -26,6 +27,8 @@ _FEW = 4
 
 class DraftModel(Drafter):
     """Has a model, and knows by row how far its cache agrees with the tokens."""
+
+    chains, idles = True, True
 
     def __init__(self, model: Model, config: EngineConfig, missing: Tensor | None = None) -> None:
         """missing: [n] int64, tokens of the vocabulary that it never guesses"""
@@ -41,15 +44,44 @@ class DraftModel(Drafter):
         self._reach = min(windows, default=1 << 40)
         """Positions behind the last whose blocks are surely still the request's."""
         self._num_known = np.zeros(config.scheduler.max_num_seqs, np.int64)
+        self._is_level = np.zeros(config.scheduler.max_num_seqs, bool)
+        """By row: its cache has the last token that was sampled, of steps in flight, too."""
 
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
         super().equip(cache, state, sampler, make)
         first = len(cache.group_of_layer) - len(self.kv_specs)
-        self._replayer = make(self.model, KVView(cache, first), state)
+        self._cache = KVView(cache, first)
+        self._replayer = make(self.model, self._cache, state)
+
+    def miss(self, rows: Array) -> None:
+        self._is_level[rows] = False
+
+    def follows(self, rows: Array, counts: Array) -> bool:
+        """See Drafter: its cache must not lack anything but what the step brings."""
+        if not self._is_level[rows[counts > 0]].all():
+            return False
+        self.miss(rows[counts == 0])
+        return True
+
+    def chain(self, links: Links) -> None:
+        """See Drafter; entries of drafts that did not come true are written over by the next step."""
+        if not (count := links.end.count):
+            return
+        hidden = self.model.forward(links.ahead(self._cache))[links.lasts]
+        for number in range(count):
+            ids = links.choose(self._logits(hidden), number, draws=self.draws)
+            if number + 1 < count:
+                hidden = self.model.forward(links.next(self._cache, number + 2, ids))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.model.logits(hidden)
+        return logits if self._missing is None else logits.index_fill_(1, self._missing, -torch.inf)
 
     def propose(self, turn: Turn) -> Tensor | None:
         """See Drafter: first compute what the request has got since it was last asked."""
-        known = np.where(turn.is_new, turn.begins, self._num_known[turn.rows])
+        known = np.where(self._is_level[turn.rows], turn.begins + 1, self._num_known[turn.rows])
+        known = np.where(turn.cached >= 0, turn.cached, known)
+        self._is_level[turn.rows] = turn.counts > 0
         known = self._num_known[turn.rows] = np.minimum(known, turn.ends)
         known = np.maximum(known, turn.ends - self._reach)
         places = np.flatnonzero(turn.counts)
@@ -63,10 +95,7 @@ class DraftModel(Drafter):
             rows, starts, ends, places, counts = (a[live] for a in (rows, starts, ends, places, counts))
             hidden = self._compute(rows, starts, ends + 1)
             starts = ends = ends + 1
-            logits = self.model.logits(hidden)
-            if self._missing is not None:
-                logits.index_fill_(1, self._missing, -torch.inf)
-            ids = self.choose(logits, rows, ends)
+            ids = self.choose(self._logits(hidden), rows, ends)
             self._state.append(rows, ends, ids)
             self._num_known[rows] = ends
             found.append((places, ids))

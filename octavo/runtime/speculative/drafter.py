@@ -35,7 +35,7 @@ class Turn:
     begins: [R] tokens computed before; ends: tokens computed for good, drafts that came true included
     counts: [R] tokens to guess, 0 for a request that has not sampled
     lasts:  [R] the row of `work` that sampled the last token; arbitrary where nothing was sampled
-    is_new: [R] bool, this is the first step of the request, whose cached beginning has what drafters keep
+    cached: [R] tokens that a request found in blocks, which have what drafters keep; -1 = not its first turn
     """
 
     work: Work
@@ -45,7 +45,7 @@ class Turn:
     ends: Array
     counts: Array
     lasts: Array
-    is_new: Array
+    cached: Array
 
     @property
     def kept_states(self) -> Tensor:
@@ -90,6 +90,13 @@ class Drafter(ABC):
     def chain(self, links: Links) -> None:
         """Guess behind a step that is captured: by the same launches whatever came true; see Links."""
         raise NotImplementedError
+
+    def follows(self, rows: Array, counts: Array) -> bool:
+        """Return True if it can guess `counts` tokens behind a chained step of these rows, the next one."""
+        return True
+
+    def miss(self, rows: Array) -> None:
+        """Learn that a step of these rows comes that it does not see."""
 
     def kind(self, rows: Array) -> Kind:
         """Return how tokens of these rows are guessed."""

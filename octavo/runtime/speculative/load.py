@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
-from octavo.config.speculative import CUSTOM, HIDDEN_STATES, speculation
+from octavo.config.speculative import CUSTOM, HIDDEN_STATES, LOOKUPS, speculation
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import Reader, dtype_of, load_own
@@ -26,6 +26,7 @@ from octavo.runtime.speculative.block_drafter import BlockDrafter
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
+from octavo.runtime.speculative.lookup import Lookup
 from octavo.runtime.speculative.state_drafter import StateDrafter
 from octavo.runtime.speculative.vocabulary import SharedVocabulary
 
@@ -45,8 +46,10 @@ def load_drafter(
     read: where weights come from, if not a file
     """
     wanted = speculation(config.scheduler.speculative_config)
-    if wanted is None or config.draft is None or not target.has_logits:
+    if wanted is None or wanted.method in LOOKUPS or not target.has_logits:
         return None
+    if config.draft is None:
+        return Lookup(wanted, platform.kernels.steps.chain)
     drafter = _load(wanted.method, config, config.draft, target, platform, parallel, read)
     drafter.draws = wanted.draws
     return drafter

@@ -24,6 +24,9 @@ from octavo.runtime.worker.replayer import Replayer
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
 
+_UNSEEN = -2
+"""Tokens that a request had cached which no step has computed yet."""
+
 
 class DraftPart(StepPart):
     """Tells the drafter, if there is one, what steps computed, and how many tokens the engine wants."""
@@ -35,7 +38,7 @@ class DraftPart(StepPart):
         self._replayer: Replayer | None = None
         self.others: list[StepPart] = []
         """With what a request may want of these, a step is not chained."""
-        self._is_new = np.ones(len(state.num_tokens), bool)
+        self._cached = np.full(len(state.num_tokens), _UNSEEN)
         self._is_whole = True
         self._hidden: Tensor | None = None
         self._step: SchedulerOutput | None = None
@@ -57,7 +60,7 @@ class DraftPart(StepPart):
         self._drafter = self._replayer = None
 
     def add(self, row: int, request: NewRequest) -> None:
-        self._is_new[row] = True
+        self._cached[row] = _UNSEEN
 
     def read(self, request: NewRequest) -> None:
         """See StepPart: it serves all requests, and steps may be replayed beside it."""
@@ -74,6 +77,10 @@ class DraftPart(StepPart):
             step = msgspec.structs.replace(step, num_computed_tokens=computed, unread=[])
         self._step = step
         self._is_shown = drafter is not None and not (drafter.idles and not any(step.num_drafts))
+        new = self._cached[rows] == _UNSEEN
+        self._cached[rows[new]] = np.array(step.num_computed_tokens, np.int64)[new]
+        if drafter is not None and not (self._is_shown or self._chained):
+            drafter.miss(rows)
         return step
 
     def _chain(self, step: SchedulerOutput, rows: Array) -> Chained | None:
@@ -93,7 +100,10 @@ class DraftPart(StepPart):
         is_drawn = kind is not Kind.GREEDY and self._sampler.rejection is not None
         if kind is None or is_drawn or not self._state.are_last(rows, step.num_computed_tokens):
             return None
-        return Chained(kind, min(num_drafts, drafter.most) if drafter is not None else 0)
+        if drafter is None:
+            return Chained(kind, 0)
+        counts = np.array(step.num_drafts or [0] * len(rows), np.int64)
+        return Chained(kind, min(num_drafts, drafter.most)) if drafter.follows(rows, counts) else None
 
     def end(self, end: End) -> End:
         if self._chained is not None:
@@ -154,9 +164,9 @@ class DraftPart(StepPart):
         counts = np.array(step.num_drafts or [0] * len(rows), np.int64)
         counts = np.minimum(counts, np.minimum(self._room(rows, ends), most)) * has_sampled
         firsts = np.searchsorted(work.owners, np.arange(len(rows)))
-        lasts, is_new = firsts + np.maximum(kept - 1, 0), self._is_new[rows]
-        self._is_new[rows] = False
-        return Turn(work, hidden, rows, begins, ends, counts, lasts, is_new)
+        lasts, cached = firsts + np.maximum(kept - 1, 0), self._cached[rows]
+        self._cached[rows] = -1
+        return Turn(work, hidden, rows, begins, ends, counts, lasts, cached)
 
     def _room(self, rows: Array, ends: Array) -> Array:
         """Return how many tokens behind the last one have a place and a block."""

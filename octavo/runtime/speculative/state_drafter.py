@@ -63,8 +63,10 @@ class StateDrafter(Drafter):
         model, count = self.model, links.end.count
         model.put(model.combine(links.hidden), stays=False)
         hidden = model.forward(links.whole(self._cache))[links.lasts]
+        is_greedy = links.kind(draws=self.draws) is Kind.GREEDY
+        guess, target_ids = (model.own_logits, model.target_ids) if is_greedy else (model.logits, None)
         for number in range(count):
-            ids = links.choose(model.logits(hidden), number, draws=self.draws)
+            ids = links.choose(guess(hidden), number, draws=self.draws, target_ids=target_ids)
             if number + 1 < count:
                 model.put(hidden, stays=False)
                 hidden = model.forward(links.next(self._cache, number + 1, ids))

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.messages.step import UNTOLD
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.chained import ChainKernels, ChainRows
+from octavo.runtime.kernels.ref.chained import slots_of
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -55,15 +56,21 @@ class Links:
         lasts: Tensor,
         end: Chained,
         inputs: PackedInputs[Tensor],
-        state: RequestState,
-        sampler: Sampler,
+        steps: "ChainedSteps",
     ) -> None:
         self.batch, self.hidden, self.lasts, self.end = batch, hidden, lasts, end
-        self.inputs, self.state, self._sampler = inputs, state, sampler
-        self._rows, self._num_wanted = inputs.rows[lasts], inputs.num_wanted[lasts]
-        self._at, self._targets = inputs.output_positions[lasts] + 1, inputs.targets[lasts] + 1
-        self._places, self._positions = batch.kv_lens[lasts].long() - 1, batch.positions[lasts]
-        self._tables = [group.block_tables[lasts] for group in batch.groups]
+        assert steps.sampler is not None
+        self.inputs, self.state, self.kernels, self._sampler = (
+            inputs,
+            steps.state,
+            steps.kernels,
+            steps.sampler,
+        )
+        self.rows, self._tables = inputs.rows[lasts], steps.tables[:, lasts]
+        sizes, spare_place = steps.state.block_sizes, steps.state.spare_place
+        self._ahead = steps.kernels.link(
+            _rows_of(inputs), lasts, self._tables, sizes, end.count + 1, spare_place
+        )
 
     @property
     def following(self) -> Tensor:
@@ -75,46 +82,75 @@ class Links:
         batch = self.batch
         return _over(cache, batch, self.following, batch.positions, batch.kv_lens, batch.groups)
 
+    def ahead(self, cache: KVTensors) -> ForwardBatch:
+        """Return a batch of the tokens behind the step's; keep nothing of requests that want no guesses."""
+        batch, is_kept = self.batch, self.inputs.num_wanted > 0
+        places = torch.where(is_kept, batch.kv_lens.long(), 0)
+        groups = [
+            GroupTables(group.block_tables, slots_of(group.block_tables, places, size, is_kept))
+            for group, size in zip(batch.groups, self.state.block_sizes, strict=True)
+        ]
+        return _over(cache, batch, self.following, batch.positions + is_kept, places.int() + 1, groups)
+
     def next(self, cache: KVTensors, number: int, token_ids: Tensor) -> ForwardBatch:
         """Return a batch of a token for each request, `number` places behind its last one that was computed.
 
         Requests that want no more attend to one token, and keep nothing.
         """
-        is_live = self._num_wanted > number
-        places = torch.where(is_live, self._places + number, 0)
-        groups = [
-            GroupTables(tables, _slots(tables, places, size, is_live))
-            for tables, size in zip(self._tables, self.state.block_sizes, strict=True)
-        ]
-        positions = torch.where(is_live, self._positions + number, 0)
-        return _over(cache, self.batch, token_ids, positions, places.int() + 1, groups)
+        _, _, positions, *slots = self._ahead.numbers[number]
+        groups = list(map(GroupTables, self._tables, slots))
+        return _over(cache, self.batch, token_ids, positions, self._ahead.kv_lens[number], groups)
 
     def block(self, cache: KVTensors, count: int, mask_id: int) -> ForwardBatch:
         """Return a batch of the last token of each request and `count` masks, which see each other.
 
         Of requests that want fewer, only so many are kept and seen.
         """
-        numbers = torch.arange(count + 1, device=self.lasts.device)
-        wanted = self._num_wanted.clamp(min=0)[:, None]
+        numbers, lasts = torch.arange(count + 1, device=self.lasts.device), self.lasts
+        wanted = self.inputs.num_wanted[lasts].clamp(min=0)[:, None]
+        last_places, last_positions = (
+            self.batch.kv_lens[lasts].long()[:, None] - 1,
+            self.batch.positions[lasts],
+        )
         is_live = ((numbers <= wanted) & (wanted > 0)).flatten()
-        behind = torch.where(is_live, (self._places[:, None] + 1 + numbers).flatten(), 0)
-        positions = torch.where(is_live, (self._positions[:, None] + 1 + numbers).flatten(), 0)
-        lens = torch.where(wanted > 0, self._places[:, None] + 2 + wanted, 1).expand(-1, count + 1)
-        ids = torch.where(numbers > 0, mask_id, self.following[self.lasts][:, None])
+        behind = torch.where(is_live, (last_places + 1 + numbers).flatten(), 0)
+        positions = torch.where(is_live, (last_positions[:, None] + 1 + numbers).flatten(), 0)
+        lens = torch.where(wanted > 0, last_places + 2 + wanted, 1).expand(-1, count + 1)
+        ids = torch.where(numbers > 0, mask_id, self.following[lasts][:, None])
         groups = [
-            GroupTables(many := tables.repeat_interleave(count + 1, 0), _slots(many, behind, size, is_live))
+            GroupTables(many := tables.repeat_interleave(count + 1, 0), slots_of(many, behind, size, is_live))
             for tables, size in zip(self._tables, self.state.block_sizes, strict=True)
         ]
         return _over(cache, self.batch, ids.flatten(), positions, lens.flatten().int(), groups)
 
-    def choose(self, logits: Tensor, number: int, *, draws: bool) -> Tensor:
-        """Choose and keep the guess `number` of each request, [R]. logits: [R, vocab_size]"""
-        kind, state = self.end.kind if draws else Kind.GREEDY, self.state
-        ids = self._sampler.choose(logits, self._rows, self._at + number, kind).token_ids
-        ids = ids.clamp(0, self._sampler.vocab_size - 1)
-        targets = torch.where(self._num_wanted > number, self._targets + number, state.spare_place)
-        state.token_ids.view(-1)[targets] = ids
+    def kind(self, *, draws: bool) -> Kind:
+        """Return how guesses are chosen."""
+        return self.end.kind if draws else Kind.GREEDY
+
+    def choose(self, logits: Tensor, number: int, *, draws: bool, target_ids: Tensor | None = None) -> Tensor:
+        """Choose and keep the guess `number` of each request, [R]. logits: [R, size of the vocabulary]
+
+        target_ids: [size], the model's ids of the greedy tokens of a vocabulary of the drafter's own
+        """
+        sampler, kind = self._sampler, self.kind(draws=draws)
+        ids = sampler.choose(logits, self.rows, self._ahead.numbers[number, 0], kind).token_ids
+        if target_ids is not None:
+            ids = target_ids[ids.clamp_(0, len(target_ids) - 1)]
+        return self.keep(ids.clamp_(0, sampler.vocab_size - 1), number)
+
+    def keep(self, ids: Tensor, number: int) -> Tensor:
+        """Keep the guess `number` of each request, [R]."""
+        self.state.token_ids.view(-1)[self._ahead.numbers[number, 1]] = ids
         return ids
+
+    def look_up(self, least: int, most: int) -> None:
+        """Guess what follows the last tokens of each request where they stand earlier in it."""
+        state = self.state
+        found = self.kernels.look_up(
+            state.token_ids, self.rows, state.lengths[self.rows], least, most, self.end.count
+        )
+        for number, ids in enumerate(found.clamp_(min=0).unbind(1)):
+            self.keep(ids, number)
 
 
 Guesser = Callable[[Links], None]
@@ -149,8 +185,8 @@ class GuessClock:
 class ChainedSteps:
     """Begins and ends such steps over the runner's state. sampler: None in stages that choose no tokens"""
 
-    def __init__(self, state: RequestState, sampler: Sampler | None) -> None:
-        self._state, self._sampler = state, sampler
+    def __init__(self, state: RequestState, sampler: Sampler | None, kernels: ChainKernels) -> None:
+        self.state, self.sampler, self.kernels = state, sampler, kernels
         self._clock = GuessClock(is_remote=state.token_ids.device.type != "cpu")
         self._begun: Callable[[], Links] | None = None
         """Makes what is known of the step that ended last."""
@@ -174,32 +210,14 @@ class ChainedSteps:
 
         ids: [N], the tokens at the rows' places; tables: [groups, N, max_blocks]
         """
-        state = self._state
-        moved = torch.where(inputs.num_known >= 0, state.lengths[inputs.rows] - inputs.num_known, 0)
-        counted = inputs.places, inputs.positions, inputs.output_positions, inputs.targets, inputs.kv_lens
-        for numbers in counted:
-            numbers.add_(moved)
-        kept = state.token_ids.view(-1)[inputs.places]
-        ids.copy_(torch.where(inputs.drafts == UNTOLD, kept, inputs.drafts))
-        places = inputs.kv_lens.long() - 1
-        for group, (slots, size) in enumerate(zip(inputs.cache_slots, state.block_sizes, strict=True)):
-            slots.copy_(_slots(tables[group], places, size, slots >= 0))
+        state, self.tables = self.state, tables
+        kept_ids = state.token_ids.view(-1)
+        self.kernels.move(_rows_of(inputs), state.lengths, kept_ids, tables, state.block_sizes, ids)
 
     def verify(self, inputs: PackedInputs[Tensor], ids: Tensor, max_logits: Tensor) -> Tensor:
-        """Return the row of each request behind the drafts that came true, [R], and note its length.
-
-        A draft is true if it is what the row before it has chosen; one whose own row has failed is given up.
-        """
-        state, firsts, heads = self._state, inputs.firsts, inputs.heads
-        chosen = state.token_ids.view(-1)[inputs.targets]
-        number = torch.arange(len(ids), device=ids.device) - firsts
-        is_right = torch.where(inputs.num_taken >= 0, number <= inputs.num_taken, chosen.roll(1) == ids)
-        is_draft, is_right = number > 0, is_right & (max_logits.abs() < torch.inf)
-        num_wrong = (is_draft > is_right).cumsum(0)
-        is_kept = is_draft & (num_wrong == num_wrong[firsts])
-        kept = torch.zeros_like(firsts).index_add_(0, firsts, is_kept.long())[heads]
-        state.lengths[inputs.rows[heads]] = inputs.kv_lens[heads] + kept + 1
-        return heads + kept
+        """See VerifyDrafts."""
+        state = self.state
+        return self.kernels.verify(_rows_of(inputs), state.lengths, state.token_ids.view(-1), ids, max_logits)
 
     def end(
         self,
@@ -210,9 +228,8 @@ class ChainedSteps:
         end: Chained,
     ) -> None:
         """Verify the drafts of a step whose tokens are chosen, and leave what `guess` begins with."""
-        assert self._sampler is not None
         lasts = self.verify(inputs, batch.input_ids, max_logits)
-        self._begun = partial(Links, batch, hidden, lasts, end, inputs, self._state, self._sampler)
+        self._begun = partial(Links, batch, hidden, lasts, end, inputs, self)
 
     def guess(self, guesser: Guesser) -> None:
         """Guess behind the step that ended last."""
@@ -249,7 +266,5 @@ def _over(
     )
 
 
-def _slots(tables: Tensor, places: Tensor, block_size: int, is_kept: Tensor) -> Tensor:
-    """Return the cache slots of these places, -1 where nothing is kept. tables: [n, max_blocks]"""
-    blocks = tables.gather(1, (places // block_size)[:, None])[:, 0].long()
-    return torch.where(is_kept, blocks * block_size + places % block_size, -1)
+def _rows_of(inputs: PackedInputs[Tensor]) -> ChainRows:
+    return ChainRows(*(getattr(inputs, name) for name in ChainRows._fields))

@@ -98,7 +98,7 @@ class CUDAGraphs(Replayer):
         self._handover = Handover(model, parallel.pp, most.num_tokens, device)
         self._logits: torch.Tensor | None = None
         """Of a step that waits for masks, until its tokens are chosen."""
-        self._chains, self._has_chained = ChainedSteps(state, sampler), False
+        self._chains, self._has_chained = ChainedSteps(state, sampler, ends.chain), False
         self._captured: dict[Key, Parts] = {}
         self._seen: set[Key] = set()
 

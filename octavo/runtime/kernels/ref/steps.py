@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from octavo.runtime.kernels.ref.chained import CHAIN_KERNELS
 from octavo.runtime.kernels.ref.draws import forbid
 from octavo.runtime.kernels.steps import StepKernels, StepRing
 
@@ -34,4 +35,4 @@ def end_step(
     ring.max_logits[index, : len(valid)] = max_logits
 
 
-STEP_KERNELS = StepKernels(begin_step, mask_step, end_step)
+STEP_KERNELS = StepKernels(begin_step, mask_step, end_step, CHAIN_KERNELS)

@@ -21,6 +21,7 @@ from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise
 from octavo.runtime.kernels.triton.adapters import add_low_rank, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
+from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
 from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
@@ -79,7 +80,7 @@ def cuda_table() -> KernelTable:
             edits.count,
             score,
         ),
-        steps=StepKernels(partial(begin_step, counters), mask_step, end_step),
+        steps=StepKernels(partial(begin_step, counters), mask_step, end_step, CHAIN_KERNELS),
         adapters=AdapterKernels(add_low_rank, group),
         peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )
