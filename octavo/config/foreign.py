@@ -134,7 +134,7 @@ _ENGINE_WITHOUT_EFFECT = {
     "Use steps_in_flight for steps ahead.": "num_scheduler_steps=1",
     "Swapping needs swap_space only.": "preemption_mode=recompute|swap",
     "Slots are reserved with the step that needs them.": "num_lookahead_slots",
-    "Outputs of the Python API tell of their drafts, answers over HTTP do not.": (
+    "Outputs tell of their drafts; answers over HTTP do under enable_per_request_metrics.": (
         "per_request_spec_decode_metrics=none"
     ),
     "Prompts and new tokens share every step; blocks are taken as they are needed.": (

@@ -34,8 +34,8 @@ class SchedulerConfig(metaclass=Concern):
     speculative_config: dict[str, Any] = option(
         {},
         "Guess the next tokens and compute several in one step, without changing a text: an object with "
-        "method (ngram, suffix, jump_ahead, draft_model, medusa, mlp_speculator, eagle, eagle3, mtp), model "
-        "and num_speculative_tokens, as in vLLM.",
+        "method (ngram, ngram_gpu, suffix, jump_ahead, draft_model, medusa, mlp_speculator, eagle, eagle3, "
+        "mtp, dflash), model and num_speculative_tokens, as in vLLM.",
     )
     spec_method: str = option("", "Short for the method of speculative_config.")
     spec_model: str = option("", "Short for the model of speculative_config, which guesses tokens.")

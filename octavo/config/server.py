@@ -101,7 +101,9 @@ class ServerConfig:
     )
     enable_force_include_usage: bool = option(False, "Every stream ends with a chunk of usage.")
     enable_prompt_tokens_details: bool = option(False, "Usage says how many prompt tokens were cached.")
-    enable_per_request_metrics: bool = option(False, "Answers carry their latencies.")
+    enable_per_request_metrics: bool = option(
+        False, "Answers carry their latencies, and what was guessed of them ahead."
+    )
     enable_request_id_headers: bool = option(False, "Answers carry X-Request-Id.")
     return_tokens_as_token_ids: bool = option(False, "Logprobs name tokens as token_id:N.")
     disable_access_log: bool = option(False, "No line per request.")

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from octavo.frontend.outputs.request_output import WeightVersionSpan
+from octavo.frontend.outputs.request_output import RequestSpecDecodeMetrics, WeightVersionSpan
 from octavo.version import __version__
 
 Logprobs = dict[str, dict[str, Any]]
@@ -79,6 +79,8 @@ class CompletionChoice(Struct):
     """With the end, of an engine whose weights have been replaced: which tokens are by which."""
     routed_experts: str | UnsetType = UNSET
     """With the end, if the engine tells them: the experts of each token, a .npy file in base64."""
+    spec_decode_metrics: RequestSpecDecodeMetrics | UnsetType = UNSET
+    """With the end, under enable_per_request_metrics, where tokens were guessed ahead."""
 
 
 class Head(Struct, kw_only=True):
@@ -172,6 +174,7 @@ class ChatChoice(Struct):
     token_ids: list[int] | None = None
     weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
     routed_experts: str | UnsetType = UNSET
+    spec_decode_metrics: RequestSpecDecodeMetrics | UnsetType = UNSET
 
 
 class ChatCompletion(Whole, kw_only=True):
@@ -215,6 +218,7 @@ class DeltaChoice(Struct):
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | None = None
     weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
+    spec_decode_metrics: RequestSpecDecodeMetrics | UnsetType = UNSET
 
 
 class ChatChunk(Head, kw_only=True):

@@ -90,6 +90,7 @@ class ChatAnswer:
             self._ids(step.completion),
             step.completion.weight_versions or UNSET,
             written(step.completion.routed_experts) or UNSET,
+            self._meter.drafts(step.completion),
         )
 
     def _opening_chunk(self, index: int, number: int, output: RequestOutput) -> ChatChunk:
@@ -106,10 +107,8 @@ class ChatAnswer:
         if not (step.events or reason or ids or step.completion.logprobs):
             return None
         stop_reason = UNSET if reason is None else step.completion.stop_reason
-        versions = step.completion.weight_versions or UNSET
-        return DeltaChoice(
-            step.number, delta_of(step.events), step.logprobs, reason, stop_reason, ids, versions
-        )
+        own = step.completion.weight_versions or UNSET, self._meter.drafts(step.completion)
+        return DeltaChoice(step.number, delta_of(step.events), step.logprobs, reason, stop_reason, ids, *own)
 
     def _ids(self, completion: CompletionOutput) -> list[int] | None:
         return list(completion.token_ids) if self._request.return_token_ids else None

@@ -80,6 +80,7 @@ class CompletionAnswer:
             self._prompt_scores(output),
             completion.weight_versions or UNSET,
             written(completion.routed_experts) or UNSET,
+            self._meter.drafts(completion),
         )
 
     def _prompt_text(self, output: RequestOutput) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from octavo.config.server import ServerConfig
-from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput, RequestSpecDecodeMetrics
 from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from octavo.serving.openai.protocol import SamplingFields
 
@@ -86,6 +86,10 @@ class Meter:
             usage.total_tokens -= num_untold
             return usage
         return None if self.shows_end else UNSET
+
+    def drafts(self, completion: CompletionOutput) -> RequestSpecDecodeMetrics | UnsetType:
+        """What was guessed of a sequence that has ended, with the option enable_per_request_metrics."""
+        return (completion.spec_decode_metrics if self._metrics else None) or UNSET
 
     def metrics(self) -> RequestMetrics | UnsetType:
         """Latencies, with the option enable_per_request_metrics."""

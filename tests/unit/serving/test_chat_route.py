@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from octavo.config.server import ServerConfig
+from octavo.frontend.outputs.request_output import RequestSpecDecodeMetrics
 from octavo.frontend.text.chat_template import ChatTemplate
 from tests.serving import events_of, served
 from tests.unit.serving.test_completion_route import answer_to, usage
@@ -209,6 +210,20 @@ async def test_what_the_operator_asks_for():
         assert body["metrics"]["time_to_first_token_ms"] > 0 and body["metrics"]["mean_itl_ms"] > 0
         assert "mean_itl_ms" not in (await chat(server, max_tokens=1))["metrics"]
         assert (await stream(server))[-1]["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_what_was_guessed_of_each_answer(monkeypatch, wanted):
+    told = RequestSpecDecodeMetrics(2, [1, 0, 3], 9)
+    monkeypatch.setattr("octavo.frontend.outputs.sequence_output._told", lambda drafts: told)
+    async with served(ServerConfig(enable_per_request_metrics=wanted)) as server:
+        body = {"prompt": "a", "max_tokens": 3}
+        written = (await server.client.post("/v1/completions", json=body)).json()
+        chunks = [chunk["choices"][0] for chunk in await stream(server) if chunk["choices"]]
+        found = [written["choices"][0], (await chat(server))["choices"][0], chunks[-1]]
+    expected = {"num_spec_tokens": 2, "histogram": [1, 0, 3], "num_draft_tokens": 9} if wanted else None
+    assert [choice.get("spec_decode_metrics") for choice in found] == [expected] * 3
+    assert not any("spec_decode_metrics" in chunk for chunk in chunks[:-1])
 
 
 async def test_salts_keep_cached_prompts_apart():
