@@ -97,7 +97,8 @@ class MediaReader:
         Raises RequestError.
         """
         self._check_counts(inputs)
-        kwargs = self._checked_kwargs(inputs.kwargs)
+        beside = self.processor.beside(frozenset(inputs.items))
+        kwargs = {**self._checked_kwargs(inputs.kwargs), **beside}
         prepared = []
         for modality, items in inputs.items.items():
             names = inputs.uuids.get(modality) or [None] * len(items)

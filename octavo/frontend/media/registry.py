@@ -22,6 +22,7 @@ PROCESSORS: Registry[Any] = Registry(
         "LlavaNextForConditionalGeneration": f"{_HERE}.llava_next:LlavaNextProcessor",
         "LlavaOnevisionForConditionalGeneration": f"{_HERE}.llava_next:OneVisionProcessor",
         "Mistral3ForConditionalGeneration": f"{_HERE}.pixtral:Mistral3Processor",
+        "Phi4MultimodalForCausalLM": f"{_HERE}.phi4:Phi4Processor",
         "PixtralForConditionalGeneration": f"{_HERE}.pixtral:PixtralProcessor",
         "Qwen2VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
         "Qwen2_5_VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
@@ -36,6 +37,7 @@ PROCESSORS: Registry[Any] = Registry(
 AUDIO_PROCESSORS: Registry[Any] = Registry(
     "audio processor",
     {
+        "Phi4MultimodalForCausalLM": f"{_HERE}.phi4:Phi4AudioProcessor",
         "Qwen2AudioForConditionalGeneration": f"{_HERE}.audio:Qwen2AudioProcessor",
         "Qwen2_5OmniThinkerForConditionalGeneration": f"{_HERE}.audio:OmniAudioProcessor",
         "VoxtralForConditionalGeneration": f"{_HERE}.audio:VoxtralProcessor",

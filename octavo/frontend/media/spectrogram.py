@@ -35,7 +35,31 @@ def mel_filters(rate: int, num_mels: int, num_fft: int, highest: float = 8000.0)
     mels = np.linspace(0.0, top, num_mels + 2)
     curved = _LINEAR_TO * np.exp(_STEP * (mels - _MELS_THERE))
     corners = np.where(mels >= _MELS_THERE, curved, 200.0 * mels / 3.0)
+    return _triangles(bins, corners) * (2.0 / (corners[2:] - corners[:-2]))
+
+
+def _triangles(bins: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    """Return how near each bin is to each inner corner, 1 … 0: [bins, corners - 2]."""
     slopes, widths = corners[None] - bins[:, None], np.diff(corners)
     rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
     filters: np.ndarray = np.maximum(0.0, np.minimum(rising, falling))
-    return filters * (2.0 / (corners[2:] - corners[:-2]))
+    return filters
+
+
+def kaldi_log_mel(waveform: Waveform, rate: int, num_mels: int, highest: float) -> np.ndarray:
+    """Return the spectrogram that Phi-4 hears: [frames, num_mels] float32, of 25 ms every 10 ms.
+
+    Triangles on Kaldi's scale over windows with pre-emphasis. Source: Phi4MultimodalFeatureExtractor.
+    """
+    size, hop, num_fft, emphasis = 400, 160, 512, np.float32(0.97)
+    if len(waveform) < size:
+        return np.zeros((0, num_mels), np.float32)
+    frames = sliding_window_view(waveform.astype(np.float32), size)[::hop]
+    before = np.roll(frames, 1, axis=-1)
+    before[:, 0] = before[:, 1]
+    spectrum = np.fft.rfft((frames - emphasis * before) * np.float32(32768) * np.hamming(size), num_fft)
+    power = np.abs(spectrum.astype(np.complex64)) ** 2
+    mels = 1127.0 * np.log1p(np.arange(num_fft // 2 + 1) * rate / num_fft / 700.0)
+    corners = np.linspace(0.0, 1127.0 * np.log1p(highest / 700.0), num_mels + 2)
+    found: np.ndarray = np.log(np.maximum(power @ _triangles(mels, corners).astype(np.float32), 1.0))
+    return found

@@ -60,3 +60,17 @@ class PositionBias:
             middle = self._by_distance.shape[1] // 2
             self._made[length] = self._by_distance[:, place[None] - place[:, None] + middle]
         return self._made[length]
+
+
+class SeenKeys(PositionBias):
+    """Lets sequences of one length attend to some of their tokens only, the same for all queries."""
+
+    def __init__(self, seen: Tensor) -> None:
+        """seen: [N, length] bool, at least one of each sequence"""
+        self._seen, self.is_causal = seen, False
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        query, key, value = (x.view(*self._seen.shape, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        mask = self._seen[:, None, None]
+        out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2).flatten(0, 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.position_bias import PositionBias
+from octavo.runtime.kernels.position_bias import PositionBias, SeenKeys
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 
@@ -17,10 +17,11 @@ _MAX_DISTANCE = 128
 class DistanceBias(nn.Module):
     """Holds a term per bucket of distances and head, which all layers share."""
 
-    def __init__(self, build: BuildContext, num_heads: int) -> None:
+    def __init__(self, build: BuildContext, num_heads: int, most: int = 0) -> None:
+        """most: every distance has its own bucket, up to so many to both sides; 0 = T5's buckets"""
         super().__init__()
-        self.table = Embedding(build.at("table"), BUCKETS, num_heads)
-        self._parallel = build.parallel
+        self.table = Embedding(build.at("table"), 2 * most or BUCKETS, num_heads)
+        self._parallel, self._most = build.parallel, most
 
     def add_to(self, batch: ForwardBatch, *, is_causal: bool = False) -> None:
         """Let the step's layers attend with the terms of this rank's heads; causal ones over the cache."""
@@ -28,11 +29,18 @@ class DistanceBias(nn.Module):
             return  # there are no lengths, only shapes
         longest = int(batch.kv_lens.max()) if is_causal else batch.longest_q or len(batch.input_ids)
         distances = torch.arange(1 - longest, longest, device=batch.input_ids.device)
-        heads = self.table(_bucket(distances, is_causal=is_causal)).t().chunk(self._parallel.tp_size)
+        own = distances.clamp(-self._most, self._most - 1) + self._most
+        buckets = own if self._most else _bucket(distances, is_causal=is_causal)
+        heads = self.table(buckets).t().chunk(self._parallel.tp_size)
         terms = heads[self._parallel.tp_rank]
         if is_causal:
             terms = terms.masked_fill(distances > 0, float("-inf"))
         batch.position_bias = PositionBias(terms, batch.cu_q_lens.tolist(), is_causal=is_causal)
+
+
+def attend_to(seen: Tensor, batch: ForwardBatch) -> None:
+    """Let layers attend to some tokens of each sequence only. seen: [N, length] bool"""
+    batch.position_bias = SeenKeys(seen)
 
 
 def _bucket(distances: Tensor, *, is_causal: bool) -> Tensor:

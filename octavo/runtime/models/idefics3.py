@@ -14,7 +14,7 @@ from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.vision import VisionTower, cut_patches, read_tower, tower_weights
 from octavo.runtime.models.weights import to
 
-_VISION: Config = {
+SIGLIP_SO: Config = {
     "hidden_size": 1152,
     "intermediate_size": 3072,
     "num_attention_heads": 16,
@@ -35,7 +35,7 @@ class Idefics3Encoder(MediaEncoder):
 
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
-        vision: Config = _VISION | config["vision_config"]
+        vision: Config = SIGLIP_SO | config["vision_config"]
         arch = read_tower(vision, patch_bias=True)
         self._patch_size, self._scale = size_of(vision, "patch_size"), size_of(config, "scale_factor", 2)
         self._grid = size_of(vision, "image_size") // self._patch_size
@@ -56,16 +56,18 @@ class Idefics3Encoder(MediaEncoder):
         return list(torch.split(embeds, counts))
 
 
-def positions_in_grid(side: int, grid: int, device: torch.device) -> Tensor:
+def positions_in_grid(side: int, grid: int, device: torch.device, width: int = 0) -> Tensor:
     """Return the learned positions of side x side patches, [side * side], of a grid that may be another.
 
-    Computed as in transformers, in float32 and with its boundaries, whose roundings count.
+    width: of patches, if another. Computed as in transformers, in float32 and with its boundaries, whose
+    roundings count.
     """
     boundaries = torch.arange(1 / grid, 1.0, 1 / grid, device=device)
-    step = torch.tensor(1.0, device=device) / side
-    fractions = (torch.arange(side, device=device, dtype=torch.float32) * step).clamp(max=1.0 - 1e-6)
-    buckets = torch.bucketize(fractions, boundaries, right=True)
-    return (buckets[:, None] * grid + buckets[None, :]).flatten()
+    rows, columns = (
+        torch.bucketize((torch.arange(n, device=device) * step).clamp(max=1.0 - 1e-6), boundaries, right=True)
+        for n, step in ((n, torch.tensor(1.0, device=device) / n) for n in (side, width or side))
+    )
+    return (rows[:, None] * grid + columns[None, :]).flatten()
 
 
 def join_patches(hidden: Tensor, scale: int) -> Tensor:

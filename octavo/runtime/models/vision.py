@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.distance_bias import attend_to
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.mlp import make_activation
@@ -117,12 +118,19 @@ class VisionTower(nn.Module):
             DecoderLayer(body, build.at(f"blocks.{i}"), i, None) for i in range(len(body.layers))
         )
 
-    def forward(self, patches: Tensor, kept: Sequence[int] = (), positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        patches: Tensor,
+        kept: Sequence[int] = (),
+        positions: Tensor | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """Return the hidden states of N images of one size, [N, class token and patches, size].
 
         patches: [N, P, patch_inputs]
         kept:    return those behind so many layers instead, side by side: [N, …, len(kept) * size]
-        positions: numbers of learned positions, [P] int64; None = 0, 1, …
+        positions: numbers of learned positions, [P] or [N, P] int64; None = 0, 1, …
+        seen:    [N, P] bool, what is attended to; None = all
         """
         num_images, num_patches, _ = patches.shape
         x = self.patches(patches.flatten(0, 1).to(self._dtype)).view(num_images, num_patches, -1)
@@ -131,8 +139,11 @@ class VisionTower(nn.Module):
             x = torch.cat([token[:, None], x], dim=1)
         length = x.shape[1]
         if self._arch.num_positions:
-            x = x + self.positions(torch.arange(length, device=x.device) if positions is None else positions)
+            places = torch.arange(length, device=x.device) if positions is None else positions
+            x = x + self.positions(places.flatten()).view(*places.shape, -1)
         batch = full_batch([length] * num_images, x.device)
+        if seen is not None:
+            attend_to(seen, batch)
         states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), repeat(batch))
         chosen = torch.cat([states[index] for index in kept], -1) if kept else self.norm_out(states[-1])
         return chosen.view(num_images, length, -1)

@@ -33,7 +33,7 @@ class InternVLProcessor(ImageProcessor):
         height, width, resample = settings["size"]["height"], settings["size"]["width"], settings["resample"]
         rows = columns = 1
         if settings["crop_to_patches"] and settings["max_patches"] > 1:
-            rows, columns = _best_grid(image, height, width, settings["min_patches"], settings["max_patches"])
+            rows, columns = best_grid(image, height, width, settings["min_patches"], settings["max_patches"])
         whole = pixels.resized(image, rows * height, columns * width, resample)
         corners = [(x * width, y * height) for y in range(rows) for x in range(columns)]
         tiles = [whole.crop((x, y, x + width, y + height)) for x, y in corners]
@@ -74,7 +74,7 @@ class InternVLProcessor(ImageProcessor):
         return [*self.encode("<img>"), *super().tokens_of_embeds(count), *self.encode("</img>")]
 
 
-def _best_grid(image: Image.Image, height: int, width: int, fewest: int, most: int) -> tuple[int, int]:
+def best_grid(image: Image.Image, height: int, width: int, fewest: int, most: int) -> tuple[int, int]:
     """Return (rows, columns): of proportions nearest to the image's, the last not too large."""
     grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if fewest <= x * y <= most]
     ratio, area, nearest, best = image.width / image.height, image.width * image.height, float("inf"), (1, 1)

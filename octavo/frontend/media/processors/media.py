@@ -70,6 +70,10 @@ class MediaProcessor(ABC):
         """Return the token whose embeddings are those of an item."""
         return self.placeholder_id
 
+    def beside(self, modalities: frozenset[str]) -> Settings:
+        """Return settings of items that depend on which modalities a prompt has."""
+        return {}
+
     @classmethod
     def options(cls) -> frozenset[str]:
         """Return the settings that a request may replace."""

@@ -1,0 +1,261 @@
+"""Phi-4 multimodal against transformers' class and processors, through the whole engine, in float32."""
+
+import json
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+from transformers import AutoConfig
+from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
+    Phi4MultimodalFeatureExtractor,
+)
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalForCausalLM
+
+from octavo import LLM, SamplingParams
+from octavo.frontend.media.processors.phi4 import Phi4AudioProcessor, Phi4Processor
+from octavo.runtime.models.phi4_multimodal import Phi4MultimodalEncoder
+from tests.tiny_media import IMAGE, TEXT, VISION, save_tokenizer
+from tests.tiny_speech import RATE, make_audio, spread
+
+SOUND, TOLERANCE = 116, 1e-4
+SETTINGS = {"dynamic_hd": 4}
+PARAMS = SamplingParams(
+    temperature=0, max_tokens=4, logprobs=-1, ignore_eos=True, allowed_token_ids=list(range(3, 100))
+)
+CONFIG = {
+    **TEXT,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "vision_config": {**VISION, "image_token_id": IMAGE},
+    "audio_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_blocks": 2,
+        "num_attention_heads": 4,
+        "ext_pw_out_channel": 32,
+        "depthwise_separable_out_channel": 32,
+        "nemo_conv_channels": 8,
+        "bias_max_distance": 9,
+        "audio_token_id": SOUND,
+    },
+}
+SIZES = [(300, 200), (460, 900), (1900, 500), (449, 449)]
+"""Of pictures in one square, in several, in fewer than they would have, and barely in two."""
+SCALED = [
+    (SIZES[0], (298, 448), (1, 1)),
+    (SIZES[3], (896, 896), (2, 2)),
+]
+"""Sizes, (height, width) before white fills up the squares, and how many of these there are."""
+
+
+@cache
+def oracle_of():
+    full = AutoConfig.for_model("phi4_multimodal", **CONFIG)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        oracle = Phi4MultimodalForCausalLM._from_config(full, attn_implementation="eager").eval()
+    spread(oracle, 0)
+    with torch.no_grad():
+        normal = oracle.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
+        normal.global_mean.uniform_(4, 8)
+        normal.global_invstd.uniform_(0.2, 0.4)
+    folder = Path(mkdtemp())
+    oracle.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
+    save_tokenizer(folder)
+    return oracle, folder
+
+
+def make_llm(**options):
+    exact = {"max_model_len": 8192, "dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
+    return LLM(str(oracle_of()[1]), logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
+
+
+def make_image(width, height):
+    rng = np.random.default_rng(width)
+    slope = np.linspace(0, 255, width)[None, :, None] * rng.random(3)
+    noisy = (slope + rng.integers(0, 90, (height, width, 3))).clip(0, 255)
+    return Image.fromarray(noisy.astype(np.uint8))
+
+
+def make_request(sizes=(), seconds=(), seed=0):
+    rng = np.random.default_rng(seed)
+    ids = [5, 6]
+    for marker in [*[IMAGE] * len(sizes), *[SOUND] * len(seconds)]:
+        ids += [marker, *rng.integers(3, 100, 3).tolist()]
+    data = {}
+    if sizes:
+        data["image"] = [make_image(*size) for size in sizes]
+    if seconds:
+        data["audio"] = [(make_audio(seed + i, length), RATE) for i, length in enumerate(seconds)]
+    return {"prompt_token_ids": ids, "multi_modal_data": data}
+
+
+REQUESTS = [
+    ((SIZES[0],), ()),
+    ((), (1.7,)),
+    ((SIZES[1], SIZES[3]), ()),
+    ((), (1.31, 0.4, 2.0)),
+    ((SIZES[2],), (0.9,)),
+]
+
+
+@torch.inference_mode()
+def oracle_logits(ids, data):
+    """Each sound by itself, as its neighbours would change where it ends."""
+    model, tokens = oracle_of()[0].model, torch.tensor([ids])
+    embeds, parts = model.embed_tokens(tokens), model.embed_tokens_extend
+    if images := data.get("image"):
+        embeds = parts.image_embed(tokens, embeds, **oracle_inputs(images))
+    mode, heard = "vision" if images else "speech", []
+    for sound, _ in data.get("audio", ()):
+        found = Phi4MultimodalFeatureExtractor()(sound, sampling_rate=RATE, return_tensors="pt")
+        count = int(found["audio_embed_sizes"][0])
+        given = found["audio_input_features"], found["audio_embed_sizes"], None, mode
+        own = torch.full((1, count), SOUND)
+        heard.append(parts.audio_embed(own, torch.zeros(1, count, embeds.shape[-1]), *given)[0])
+    if heard:
+        embeds[tokens == SOUND] = torch.cat(heard)
+    return oracle_of()[0](inputs_embeds=embeds).logits[0].float()
+
+
+def oracle_inputs(images):
+    """Squares and masks as transformers' processor makes them, filled up to equally many."""
+    processor = Phi4Processor(CONFIG, SETTINGS, lambda text: [1])
+    found = [processor.prepare(image, processor.settings) for image in images]
+    most = max(len(each["pixel_values"]) for each in found)
+    values = torch.zeros(len(images), most, 3, 448, 448)
+    masks = torch.ones(len(images), most, 32, 32)
+    for number, each in enumerate(found):
+        rows, columns, high, wide = each["grid"].tolist()
+        values[number, : 1 + rows * columns] = torch.tensor(each["pixel_values"])
+        whole = torch.zeros(rows * 32, columns * 32)
+        whole[:high, :wide] = 1
+        squares = whole.unflatten(1, (columns, 32)).unflatten(0, (rows, 32)).transpose(1, 2).flatten(0, 1)
+        masks[number, 1 : 1 + rows * columns] = squares
+    sizes = torch.tensor([[448 * count for count in each["grid"][:2]] for each in found])
+    return {"image_pixel_values": values, "image_sizes": sizes, "image_attention_mask": masks}
+
+
+def difference(output, data):
+    tokens = output.outputs[0].token_ids
+    expected = oracle_logits([*output.prompt_token_ids, *tokens[:-1]], data)[-len(tokens) :]
+    ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in output.outputs[0].logprobs])
+    return (ours - expected[:, : ours.shape[1]]).abs().max().item()
+
+
+LEVEL = 2 / 255
+"""Of pixels: torch and Pillow round a few otherwise."""
+
+
+def as_torch(image, height, width, grid):
+    """The processor's two operations on pixels, by torch."""
+    array = torch.tensor(np.asarray(image)).permute(2, 0, 1)[None]
+    resized = functional.interpolate(array, (height, width), mode="bilinear", antialias=True)[0]
+    rows, columns = grid
+    whole = functional.pad(resized, (0, columns * 448 - width, 0, rows * 448 - height), value=255)
+    whole = (whole.float() / 255 - 0.5) / 0.5
+    small = functional.interpolate(whole[None], (448, 448), mode="bicubic")[0]
+    return whole, small
+
+
+@pytest.mark.parametrize(("size", "scaled", "grid"), SCALED)
+def test_pixels(size, scaled, grid):
+    """Resized and filled up with white; a copy without antialias."""
+    processor, image = Phi4Processor(CONFIG, SETTINGS, lambda text: [1]), make_image(*size)
+    ours = processor.prepare(image, processor.settings)
+    whole, small = as_torch(image, *scaled, grid)
+    rows, columns = grid
+    squares = whole.view(3, rows, 448, columns, 448).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    for got, expected in (
+        (ours["pixel_values"][1:], squares.numpy()),
+        (ours["pixel_values"][0], small.numpy()),
+    ):
+        off = np.abs(got - expected)
+        assert off.max() < 3 * LEVEL and (off > 1e-5).mean() < 0.01
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_images_of_the_processor(size):
+    """All that transformers' own processor makes, where torchvision is installed."""
+    pytest.importorskip("torchvision")
+    module = import_module("transformers.models.phi4_multimodal.image_processing_phi4_multimodal")
+    processor, image = Phi4Processor(CONFIG, SETTINGS, lambda text: [1]), make_image(*size)
+    theirs = module.Phi4MultimodalImageProcessor(**SETTINGS)([image], return_tensors="pt")
+    ours = oracle_inputs([image])
+    for name, values in ours.items():
+        off = (values - theirs[name]).abs()
+        assert off.max() < 3 * LEVEL and (off > 1e-5).float().mean() < 0.01, name
+    tokens = processor.tokens(processor.prepare(image, processor.settings))
+    assert len(tokens) == theirs["num_img_tokens"][0]
+
+
+def test_spectrogram():
+    sound = make_audio(3, 1.234)
+    processor = Phi4AudioProcessor(CONFIG, {}, lambda text: [1])
+    ours = processor.prepare(sound, processor.settings)
+    theirs = Phi4MultimodalFeatureExtractor()(sound, sampling_rate=RATE, return_tensors="pt")
+    expected = theirs["audio_input_features"][0].numpy()
+    np.testing.assert_allclose(ours["input_features"], expected, atol=2e-5)
+    assert len(processor.tokens(ours)) == int(theirs["audio_embed_sizes"][0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"long_prefill_token_threshold": 97},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["whole", "chunks_of_97", "two_ranks"],
+)
+def test_logits(options):
+    """Of pictures, of sounds, and of both in a prompt; then in another order, with prefix hits."""
+    requests = [make_request(*parts, seed) for seed, parts in enumerate(REQUESTS)]
+    with make_llm(**options) as llm:
+        outputs = llm.generate(requests, PARAMS, use_tqdm=False)
+        for request, output in zip(requests, outputs, strict=True):
+            assert difference(output, request["multi_modal_data"]) <= TOLERANCE
+        again = llm.generate(requests[::-1], PARAMS, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in outputs]
+    assert all(output.num_cached_tokens > 0 for output in again)
+
+
+def test_a_long_sound():
+    """What is longer than 40 s is heard in parts."""
+    request = make_request((), (43.0,))
+    with make_llm() as llm:
+        [output] = llm.generate([request], PARAMS, use_tqdm=False)
+    assert difference(output, request["multi_modal_data"]) <= TOLERANCE
+
+
+def test_a_broken_encoder_is_noticed(monkeypatch):
+    """Negative twins: fillings are seen; distances do not count; sounds are projected as without images."""
+    seen = Phi4MultimodalEncoder._places
+
+    def spoiled(request, name, broken):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, broken)
+            with make_llm() as llm:
+                [output] = llm.generate([request], PARAMS, use_tqdm=False)
+        return difference(output, request["multi_modal_data"])
+
+    here = "octavo.runtime.models.phi4_multimodal.Phi4MultimodalEncoder"
+    picture, both = make_request((SIZES[0],)), make_request((SIZES[0],), (0.7,))
+    assert spoiled(picture, f"{here}._places", seen) <= TOLERANCE
+
+    def all_seen(encoder, high, wide):
+        places, mask = seen(encoder, high, wide)
+        return places, torch.ones_like(mask)
+
+    assert spoiled(picture, f"{here}._places", all_seen) > 10 * TOLERANCE
+    distances = "octavo.runtime.layers.distance_bias.DistanceBias.add_to"
+    assert spoiled(make_request((), (0.7,)), distances, lambda layer, batch: None) > 10 * TOLERANCE
+    alone = "octavo.frontend.media.processors.phi4.Phi4Processor.beside"
+    assert spoiled(both, alone, lambda processor, modalities: {}) > 10 * TOLERANCE
