@@ -3,7 +3,9 @@ transformers.
 """
 
 import re
+import runpy
 from functools import cache
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -250,3 +252,16 @@ def test_refusals(half_queries, tmp_path):
     write_text(oracle, text, {})
     with pytest.raises(BadCheckpoint, match="has no token <image>"):
         read_checkpoint(text, mmproj=str(tmp_path / "mmproj-b.gguf"))
+
+
+@pytest.mark.slow
+def test_a_trained_encoder(smollm2_path, capsys):
+    """The default model names number and colour of squares; pictures of one size share no blocks."""
+    runpy.run_path(str(Path(__file__).parents[2] / "tools" / "train_encoder.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    for promise in (
+        r"(19\d|200) of 200 pictures are described right",
+        "swapped, each is described as before: True",
+        r"from the cache: 0 of other pictures, [1-9]\d* of the same",
+    ):
+        assert re.search(promise, printed), printed
