@@ -1,12 +1,13 @@
-"""`import_torch`: torch for a start from a snapshot; what of it an engine does not use waits.
+"""`import_torch`: torch for octavo's own processes; what of it an engine does not use waits.
 
-More than a third of `import torch` goes to what serves compilers, exports and training. The code of these
+More than half of `import torch` goes to what serves compilers, exports and training. The code of these
 modules waits until one of them is asked for a name, or a module of torch is imported that is not there. Then
 all of them run, in the order in which torch wanted them, which their circles need, and before anything else.
 """
 
 import sys
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -14,9 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_NAMES = """_meta_registrations _tensor_docs distributions export masked nn.intrinsic nn.qat nn.quantizable
-    nn.quantized optim profiler quantization sparse testing utils.data"""
-_LATE = frozenset(f"torch.{name}" for name in _NAMES.split())
+_NAMES = """_higher_order_ops _meta_registrations _tensor_docs compiler distributed._meta_registrations
+    distributions export func fx masked nested nn.intrinsic nn.qat nn.quantizable nn.quantized optim profiler
+    quantization sparse testing utils.data"""
+_LATE = frozenset(["torchgen.model", *(f"torch.{name}" for name in _NAMES.split())])
+_FROM_C = "torch.fx.experimental.sym_node"
+"""C++ asks for its names holding a lock that modules that run would want."""
+_FUNCTIONS = "cond", "vmap", "while_loop"
+"""What torch itself takes from these modules, and calls by its own name."""
 
 
 def import_torch() -> None:
@@ -33,6 +39,8 @@ class _LateModule(ModuleType):
     """A module until its first use."""
 
     def __getattr__(self, name: str) -> Any:
+        if _FINDER.is_open and name in _FUNCTIONS:
+            return _FINDER.late_function(self, name)
         if name == "__all__" or not name.startswith("__"):  # others are asked of every module
             _FINDER.need(self)
         return ModuleType.__getattribute__(self, name)
@@ -59,13 +67,16 @@ class _Finder:
         """Torch is being imported, or will be."""
         self._waiting: dict[ModuleType, Any] = {}
         """Their loaders, in the order in which torch wanted them."""
+        self._functions: list[tuple[ModuleType, str]] = []
         self._lock, self._is_running = threading.RLock(), False
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if not name.startswith("torch.") or not (self._waiting or self.is_open):
+        if not name.startswith(("torch.", "torchgen.")) or not (self._waiting or self.is_open):
             return None
         if self.is_open:
-            spec = PathFinder.find_spec(name, path) if name in _LATE else None
+            waits = sys.modules.get(name.rpartition(".")[0]) in self._waiting and name != _FROM_C
+            is_late = name in _LATE or waits
+            spec = PathFinder.find_spec(name, path) if is_late else None
             if spec is not None:
                 module = _LateModule(name)
                 self._waiting[module], spec.loader = spec.loader, _Given(module, spec)
@@ -73,8 +84,11 @@ class _Finder:
         package = sys.modules.get(name.rpartition(".")[0])
         if not self._is_running or package in self._waiting:
             self.need(package)
-        there = sys.modules.get(name)  # what has run may have imported it
-        return ModuleSpec(name, _Given(there, there.__spec__)) if there else None
+        there = sys.modules.get(name)
+        if there is None:
+            return None
+        there.__spec__ = ModuleSpec(name, _Given(there, there.__spec__))  # what ran imported it: not again
+        return there.__spec__
 
     def need(self, module: ModuleType | None = None) -> None:
         """Run all that waits; while that goes on, or torch is imported, just a module that is asked for."""
@@ -89,6 +103,18 @@ class _Finder:
                     spec.loader = found.__loader__ = self._waiting.pop(found)
                     spec.loader.exec_module(found)
                     found.__class__ = ModuleType
+            if not self._waiting:
+                for home, name in self._functions:
+                    setattr(sys.modules["torch"], name, getattr(home, name))
+
+    def late_function(self, module: ModuleType, name: str) -> Callable[..., Any]:
+        """Return what calls a function of a module; torch gets the function itself once it is there."""
+        self._functions.append((module, name))
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            return getattr(module, name)(*args, **keywords)
+
+        return call
 
 
 _FINDER = _Finder()

@@ -22,6 +22,7 @@ from octavo.frontend.text.gguf_vocab import set_ends, tokenizer_from_metadata
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer
 
 _MAX_TEMPLATE_BYTES = 4 * 1024 * 1024
+tokenizers.Tokenizer(tokenizers.models.BPE())  # the first would wait while torch's library is being bound
 
 
 def tokenizer_for(config: EngineConfig) -> Tokenizer | None:

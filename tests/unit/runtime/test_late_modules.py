@@ -39,6 +39,10 @@ def ran(own, use):
         "import torch.export.pt2_archive",
         "from torch.optim import *; assert SGD",
         "from octavo.runtime.platforms.meta import MetaPlatform; MetaPlatform(torch.float32)",
+        "torch.vmap(torch.sin)(torch.ones(2)); assert torch.vmap is torch.func.vmap",
+        "import torch._dynamo",
+        "from torch._subclasses import FakeTensorMode; assert torch.fx.Graph",
+        "torch.nested.nested_tensor([torch.ones(2)])",
         "import threading; t = threading.Thread(target=lambda: torch.optim.SGD); t.start(); t.join()",
     ],
 )
@@ -50,8 +54,8 @@ def test_all_of_it_is_there_once_some_is_asked_for(use):
 
 
 def test_what_nobody_asks_for_waits():
-    _, waiting, _, types = ran(OWN, "torch.nn.functional.silu(torch.ones(2)).sum()")
-    assert waiting > 10 and types == ["_LateModule"]
+    _, waiting, _, types = ran(OWN, "torch.relu(torch.ones(2, device=torch.device('cpu'))).sum()")
+    assert waiting > 20 and types == ["_LateModule"]
 
 
 def test_a_script_gets_torch_whole():
