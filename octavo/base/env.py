@@ -146,9 +146,9 @@ def otlp_protocol() -> str:
 
 
 def keep_gpu_kernels(folder: Path) -> None:
-    """TRITON_CACHE_DIR: where Triton keeps what it has compiled; set to a folder that is there, if unset."""
+    """TRITON_CACHE_DIR: where Triton keeps what it has compiled; a snapshot has a folder of its own."""
     if os.access(folder, os.W_OK):
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+        os.environ["TRITON_CACHE_DIR"] = str(folder)
 
 
 def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,11 @@ def test_reports_show_settings_but_no_secrets(monkeypatch):
     assert "OCTAVO_FAULT=x" in shown
     assert "hidden" not in " ".join(shown)
     assert "SOMETHING_ELSE=y" not in shown
+
+
+def test_kernels_of_a_snapshot_lie_in_it_whatever_was_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    env.keep_gpu_kernels(tmp_path / "absent")
+    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
+    env.keep_gpu_kernels(tmp_path)
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
