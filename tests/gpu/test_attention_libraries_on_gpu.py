@@ -1,5 +1,6 @@
 """FlashAttention and FlashInfer, where installed, against octavo's kernels: attention, and a model."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.messages.kv import HeadsKV
+from octavo.runtime.attention.flashinfer import FlashInferBackend
 from octavo.runtime.attention.library import LibraryBackend
 from octavo.runtime.attention.paged import PagedBackend
-from octavo.runtime.attention.registry import choose_backend
+from octavo.runtime.attention.registry import BACKENDS, choose_backend
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.platforms.platform import get_platform
@@ -92,3 +94,20 @@ def test_a_models_tokens(name, tmp_path, monkeypatch):
                 second, first = sorted(found.logprob for found in ours.logprobs[at].values())[-2:]
                 assert first - second < 0.1
                 break
+
+
+def test_a_start_chooses_by_what_it_measures(name, caplog, monkeypatch):
+    """A library does the kinds of steps in which it was faster by the log, and no others."""
+    monkeypatch.setattr(FlashInferBackend, "why_not_tried", staticmethod(lambda: ""))
+    with caplog.at_level("INFO"):
+        chosen = choose_backend(
+            [HeadsKV(8, 64, "bfloat16", 2048)] * 32, get_platform("cuda", 1), num_heads=64
+        )
+    kinds, told = frozenset(), re.search(rf"{name}: (.*?) times as fast as", caplog.text)[1]
+    while isinstance(chosen, LibraryBackend):
+        kinds = chosen.kinds if type(chosen) is BACKENDS.load(name) else kinds
+        chosen = chosen._other
+    gains = {kind: float(a) * float(b) for kind, a, b in re.findall(r"(\w+) ([\d.]+) and ([\d.]+)", told)}
+    assert set(gains) == BACKENDS.load(name).kinds
+    assert kinds <= {kind for kind, gain in gains.items() if gain > 1.02**2}
+    assert kinds >= {kind for kind, gain in gains.items() if gain > 1.04**2}

@@ -25,8 +25,6 @@ _REGISTERS = 65536
 """Of a multiprocessor of NVIDIA's, for all threads of a program."""
 _MOST_SPILLED = {"gfx1100": 8192}
 """Bytes of a thread, else 4096: unpacking, and products without tensor cores, keep some in memory."""
-_SLOW = {("sm_90", "_expert_kernel"): 32768}
-"""Experts in float32, by no tensor core in tiles for bfloat16, which spills nothing."""
 
 
 def compiled(card, *arguments):
@@ -40,7 +38,7 @@ def compiled(card, *arguments):
 def faults(card, forms):
     """What does not compile, or takes too much."""
     for form in forms:
-        most = _SLOW.get((card, form["kernel"]), _MOST_SPILLED.get(card, 4096))
+        most = _MOST_SPILLED.get(card, 4096)
         if (
             "error" in form
             or form["shared"] > CARDS[card].shared_bytes

@@ -227,7 +227,7 @@ def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
     out = torch.zeros((len(x), size), dtype=torch.float32, device=x.device)
     if not len(x):
         return out
-    tiles = sort_pairs(ids[:, None], count)
+    tiles = sort_pairs(ids[:, None], count, is_packed=bool(how["TYPE"]), dtype=x.dtype)
     weights = out[:, 0]
     kind = {"KIND": 0, "LIMIT": 0.0, "ALPHA": 1.0, "WEIGHS": True, "UP": False, "BIASED": False}
     sizes = {"E": count, "TOP_K": 1, "SORTED": tiles.pairs is not tiles.experts, "N": size} | tiles.sizes
@@ -245,7 +245,7 @@ def _sum_up(
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    tiles = sort_pairs(routing.ids, count, is_packed=bool(up.how["TYPE"]))
+    tiles = sort_pairs(routing.ids, count, is_packed=bool(up.how["TYPE"]), dtype=x.dtype)
     between = x.new_empty((len(x) * top_k, inner))
     made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
     pairs = routing.weights, routing.ids, tiles.pairs, tiles.experts

@@ -2,8 +2,7 @@
 
 Nothing waits for the device: the host knows how many tiles there can be at most, and programs of tiles that
 are not there return at once, so that a step can be captured. Few tokens are not sorted: a program takes one
-token and one of its experts. Ids that are none (while kernels are compiled) harm nothing. Tiles were chosen
-by their sizes alone: they are not measured on a device yet.
+token and one of its experts. Ids that are none (while kernels are compiled) harm nothing.
 """
 
 from typing import Any, NamedTuple
@@ -157,26 +156,28 @@ class Tiles(NamedTuple):
     sizes: dict[str, Any]
 
 
-def tile_sizes(num_pairs: int, count: int, *, is_packed: bool) -> dict[str, Any]:
+def tile_sizes(num_pairs: int, count: int, *, is_packed: bool, dtype: torch.dtype) -> dict[str, Any]:
     """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot.
 
     is_packed: weights are unpacked in registers, which are too few beside large tiles but on Hopper, where
         those are three times as fast
+    dtype: of the tokens; no tensor core multiplies float32, and all that is multiplied is in registers
     """
     if num_pairs <= _FEW_PAIRS:
         return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
-    most = (32 if is_packed and not has_warp_groups() else 128) if has_matrix_units() else 16
+    is_slow = dtype == torch.float32 or not has_matrix_units()
+    most = 64 if is_slow else 32 if is_packed and not has_warp_groups() else 128
     tile = max(16, min(most, power_of_2(num_pairs // count)))
     is_small = tile < 64
-    tile_n, warps = (64, 4) if is_small else (128, 8)
-    num_stages = stages(3, 2 * 64 * (tile + 2 * tile_n))
-    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": 64, "num_warps": warps, "num_stages": num_stages}
+    tile_n, tile_k = 64 if is_small or is_slow else 128, 32 if is_slow else 64
+    num_stages, warps = stages(3, 2 * 64 * (tile + 2 * tile_n)), 4 if is_small else 8
+    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
 
 
-def sort_pairs(ids: Tensor, count: int, *, is_packed: bool = False) -> Tiles:
-    """Sort pairs into tiles; few of them are a tile each."""
+def sort_pairs(ids: Tensor, count: int, *, is_packed: bool, dtype: torch.dtype) -> Tiles:
+    """Sort pairs into tiles; few of them are a tile each. See `tile_sizes`."""
     num_pairs = ids.numel()
-    sizes = tile_sizes(num_pairs, count, is_packed=is_packed)
+    sizes = tile_sizes(num_pairs, count, is_packed=is_packed, dtype=dtype)
     tile = sizes["TILE_M"]
     if num_pairs <= _FEW_PAIRS:
         return Tiles(ids, ids, num_pairs, sizes)

@@ -114,7 +114,8 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
         tile = _SWAPPED
     elif is_slow(constants):
         size = 4 * constants["D_PAD"]
-        tile = (_SMALL if fits(2, 2 * _SMALL * size, 16 * size) else _LEAST), 4, 2
+        tile_k = _SMALL if fits(2, 2 * _SMALL * size, 16 * size) else _LEAST
+        tile = tile_k, 8 if constants["D"] > 128 else 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
         tile = _MIDDLE, 4, 2
     elif cache_type.itemsize == 1 and num_pairs > _FEW_PAIRS:
