@@ -31,7 +31,7 @@ def target_of(card):
     return GPUTarget("hip", card, CARDS[card].warp_size)
 
 
-_SHAPES = "TILE", "WIDTH", "D_PAD", "DOT", "TYPE", "KIND", "NUM_BYTES"
+_SHAPES = "TILE", "WIDTH", "ROWS", "CHUNK", "D_PAD", "N_PAD", "DOT", "TYPE", "KIND", "MODE", "NUM_BYTES"
 """What constants begin with that decide about tiles and types."""
 
 

@@ -5,13 +5,18 @@ Tensors have shapes and no values: nothing is computed. Shapes are those of mode
 
 import torch
 
+from octavo.runtime.kernels.adapters import ENTRY, LowRankTable
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, PlainPrompts, Ragged, Rotation, Scores
 from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.kernels.experts import ExpertForm, Router, Stacks
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.sampling import Draws, Limits
+from octavo.runtime.kernels.peers import MOST_PROGRAMS, PeerMemory
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits
+from octavo.runtime.kernels.steps import StepRing
 from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.table import cuda_table
+from tests import kernel_cases
+from tests.kernels.test_triton_kernels import ALWAYS_WIDE, on_device
 
 HEADS = (32, 8, 128), (9, 3, 64), (8, 1, 256), (16, 16, 80), (64, 8, 64), (128, 8, 128)
 LATENT = (16, 64, 512), (128, 64, 512)
@@ -19,6 +24,9 @@ MATRICES = (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (576, 576),
 ROWS = 1, 2, 8, 16, 24, 33, 64, 100, 128, 250, 300, 2048
 TYPES = "Q4_0", "Q4_1", "Q4_K", "Q8_0", "U4_32", "U4_64", "S8_32", "F8_64"
 PACKED = *TYPES, "Q5_0", "Q5_1", "Q5_K", "Q6_K"
+OTHERS = "layer_norm", "forbid", "ban", "penalize", "count", "score", "multiply", "causal_conv", "gate"
+SCANS = (1, 128, 4, 64), (2, 128, 4, 128), (1, 16, 2, 64)
+"""Groups, their size, heads and theirs: Mamba 2, delta networks, Falcon-H1."""
 
 
 def run(card):
@@ -36,6 +44,11 @@ def run(card):
         _between(table, dtype)
         _experts(table, dtype)
         _choices(table, dtype)
+        _adapters(table, dtype)
+        _cases(table, dtype)
+        _steps(table, dtype)
+        if card.name.startswith("sm_"):
+            _peers(table, dtype)
     for narrow in dtypes[:-1]:
         _bytes(table, narrow)
 
@@ -164,7 +177,7 @@ def _between(table, dtype):
 
 
 def _experts(table, dtype):
-    for rows in (1, 4, 40, 600):
+    for rows in (1, 4, 40, 200, 300, 600):
         logits = _empty(rows, 64, dtype=torch.float32)
         routing = table.experts.route(logits, None, Router(8))
         x = _empty(rows, 1024, dtype=dtype)
@@ -190,3 +203,47 @@ def _choices(table, dtype):
         table.sampling.widen(logits)
     seeds, limits = torch.zeros(9, 1, dtype=torch.int64), torch.zeros(9, 5, dtype=torch.float64)
     table.sampling.row_limits(torch.arange(4), torch.arange(4), seeds, limits)
+
+
+def _adapters(table, dtype):
+    bounds, empty = (0, 4096, 5120), torch.zeros(6, ENTRY, dtype=torch.int64)
+    for most_rank in (16, 64):
+        kept = LowRankTable(empty, _ints(*bounds), dtype, bounds, most_rank)
+        for tokens in (1, 40, 300):
+            groups = table.adapters.group(torch.zeros(tokens, dtype=torch.int32), len(empty))
+            x, out = _empty(tokens, 4096, dtype=dtype), _empty(tokens, 5120, dtype=dtype)
+            for bias in (None, _empty(5120, dtype=dtype)):
+                table.adapters.add_low_rank(x, out, groups, kept, bias)
+
+
+def _cases(table, dtype):
+    """What the tests of kernels give those that have no shapes of models here, and scans of such shapes."""
+    for op in (*OTHERS, "scan"):
+        if dtype == torch.float32 or op not in ALWAYS_WIDE:
+            for case in kernel_cases.CASES[op]():
+                kernel_cases.run(table, op, on_device(case, dtype))
+    for case in kernel_cases.scans(SCANS):
+        kernel_cases.run(table, "scan", on_device(case, dtype))
+
+
+def _steps(table, dtype):
+    """Both ends of a captured step, and masks of structured output."""
+    ids, rows = torch.zeros(3, 2000, dtype=torch.int64), torch.zeros(1, 40, 68, dtype=torch.int32)
+    ring = StepRing(ids, ids, ids.float(), ids[0, :1], ids)
+    table.steps.begin(ring, ids[0], ids[0], rows, ids[0, :130], rows[:, :32])
+    table.steps.mask(ring, _empty(32, 32000, dtype=dtype), torch.zeros(4, 1000, dtype=torch.int32))
+    table.steps.end(ring, ids[0, :32], ids[0, :32].float(), ids[0, :32], ids[0], 32000)
+
+
+def _peers(table, dtype):
+    """Sums over ranks, by PTX of NVIDIA's."""
+    for size in (2, 8):
+        turns, places = torch.zeros(MOST_PROGRAMS, dtype=torch.int32), torch.zeros(size, dtype=torch.int64)
+        memory = PeerMemory(0, size, places, places, turns, 1 << 20)
+        for x in (_empty(1, 4096, dtype=dtype), _empty(64, 4096, dtype=dtype)):
+            table.peers.gather(memory, x)
+            for two_shots in (False, True):
+                table.peers.sum(memory, x, two_shots=two_shots)
+                table.peers.sum_add_norm(memory, x, x[0], 1e-6, x, two_shots=two_shots)
+        choice = Choice(torch.zeros(9, dtype=torch.int64), torch.zeros(9))
+        table.peers.choose(memory, choice, 100)

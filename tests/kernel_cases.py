@@ -657,10 +657,9 @@ def _causal_conv() -> Iterator[Case]:
         yield Case(f"{taps} {channels} {is_gated} drafts", (x, conv, states, factors), changed=(2,))
 
 
-def _scan() -> Iterator[Case]:
-    for (groups, size, heads, rows), is_delta in product(
-        ((1, 16, 2, 5), (2, 48, 4, 8), (3, 128, 3, 6)), (False, True)
-    ):
+def scans(shapes: Sequence[tuple[int, ...]]) -> Iterator[Case]:
+    """Yield scans of groups of some size, and heads of some rows."""
+    for (groups, size, heads, rows), is_delta in product(shapes, (False, True)):
         keys, values = groups * size, heads * rows
         wide = torch.randn(13, 2 * keys + values + 2 * heads)
         queries, key, value, steps, strengths = wide.split([keys, keys, values, heads, heads], 1)
@@ -720,7 +719,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "select_inputs": _select_inputs,
     "join": _join,
     "causal_conv": _causal_conv,
-    "scan": _scan,
+    "scan": lambda: scans(((1, 16, 2, 5), (2, 48, 4, 8), (3, 128, 3, 6))),
     "gate": _gate,
 }
 

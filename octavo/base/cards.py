@@ -19,6 +19,8 @@ class Card(NamedTuple):
     warp_size: int = 32
     has_matrix_units: bool = True
     """Triton's products use tensor cores."""
+    has_tf32: bool = True
+    """They multiply float32, rounded."""
     has_bfloat16: bool = True
     has_fp8: bool = False
     """E4M3 in conversions and products."""
@@ -34,7 +36,7 @@ _KIB = 1 << 10
 CARDS = {
     card.name: card
     for card in (
-        Card("sm_75", 64 * _KIB, has_matrix_units=False, has_bfloat16=False, has_int8=False),
+        Card("sm_75", 64 * _KIB, has_matrix_units=False, has_tf32=False, has_bfloat16=False, has_int8=False),
         Card("sm_80", 163 * _KIB),
         Card("sm_86", 99 * _KIB),
         Card("sm_87", 163 * _KIB),
@@ -44,9 +46,9 @@ CARDS = {
         Card("sm_103", 227 * _KIB, has_fp8=True, has_copy_engine=True),
         Card("sm_120", 99 * _KIB, has_fp8=True, has_copy_engine=True),
         Card("sm_121", 99 * _KIB, has_fp8=True, has_copy_engine=True),
-        Card("gfx90a", 64 * _KIB, warp_size=64),
-        Card("gfx942", 64 * _KIB, warp_size=64),
-        Card("gfx1100", 64 * _KIB),
+        Card("gfx90a", 64 * _KIB, warp_size=64, has_tf32=False),
+        Card("gfx942", 64 * _KIB, warp_size=64, has_tf32=False),
+        Card("gfx1100", 64 * _KIB, has_tf32=False),
     )
 }
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.recurrent import SCAN_CHUNK, Decay, Scanned, States
-from octavo.runtime.kernels.triton.launch import WAVE, cdiv, power_of_2
+from octavo.runtime.kernels.triton.launch import WAVE, cdiv, has_tf32, power_of_2
 from octavo.runtime.kernels.triton.states import (
     decay_of,
     numbers_of,
@@ -145,14 +145,15 @@ def scan_chunks(new: Scanned, decay: Decay, states: States, y: Tensor) -> None:
     (tokens, heads, size), (_, groups, key_size), batch = y.shape, new.keys.shape, states.batch
     requests = len(batch.kv_lens)
     bounds, lens = batch.cu_q_lens, batch.kv_lens
+    is_rounded = y.dtype != torch.float32 and has_tf32()  # else products are made in registers
     common: dict[str, Any] = {
         "H": heads,
         "G": groups,
         "N": key_size,
         "N_PAD": power_of_2(key_size),
         "BLOCK": states.cache.shape[1],
-        "CHUNK": _LONG_CHUNK if new.strengths is None else SCAN_CHUNK,
-        "PRECISION": "ieee" if y.dtype == torch.float32 else "tf32",
+        "CHUNK": _LONG_CHUNK if is_rounded and new.strengths is None else SCAN_CHUNK,
+        "PRECISION": "tf32" if is_rounded else "ieee",
     }
     strengths, inverse = (new.steps, decay.rate) if new.strengths is None else (new.strengths, None)
     if inverse is None:

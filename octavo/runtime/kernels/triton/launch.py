@@ -80,6 +80,12 @@ def has_matrix_units() -> bool:
     return known is None or known.has_matrix_units
 
 
+def has_tf32() -> bool:
+    """Return True if tensor cores multiply float32, rounded."""
+    known = card()
+    return known is None or known.has_tf32
+
+
 def has_warp_groups() -> bool:
     """Return True on Hopper, where tiles were measured."""
     known = card()

@@ -159,17 +159,15 @@ class Tiles(NamedTuple):
 def tile_sizes(num_pairs: int, count: int, *, is_packed: bool, dtype: torch.dtype) -> dict[str, Any]:
     """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot.
 
-    is_packed: weights are unpacked in registers, which are too few beside large tiles but on Hopper, where
-        those are three times as fast
-    dtype: of the tokens; no tensor core multiplies float32, and all that is multiplied is in registers
+    is_packed: weights are unpacked in registers, which are too few beside large tiles but on Hopper
+    dtype: of the tokens; no tensor core multiplies float32: all that is multiplied is in registers, too
     """
     if num_pairs <= _FEW_PAIRS:
         return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
-    is_slow = dtype == torch.float32 or not has_matrix_units()
-    most = 64 if is_slow else 32 if is_packed and not has_warp_groups() else 128
-    tile = max(16, min(most, power_of_2(num_pairs // count)))
+    is_tight = dtype == torch.float32 or not has_matrix_units() or (is_packed and not has_warp_groups())
+    tile = max(16, min(64 if is_tight else 128, power_of_2(num_pairs // count)))
     is_small = tile < 64
-    tile_n, tile_k = 64 if is_small or is_slow else 128, 32 if is_slow else 64
+    tile_n, tile_k = 64 if is_small or is_tight else 128, 32 if is_tight else 64
     num_stages, warps = stages(3, 2 * 64 * (tile + 2 * tile_n)), 4 if is_small else 8
     return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
 

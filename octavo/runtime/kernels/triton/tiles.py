@@ -151,7 +151,7 @@ def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
         "TILE_M": tile_m,
         "TILE_K": min(_SMALL if constants["D"] > 128 or is_tight else _MIDDLE, largest),
         "PACK": pack,
-        "num_warps": 4 if is_tight else 2,
+        "num_warps": (8 if constants["D"] > 128 else 4) if is_tight else 2,
         "num_stages": 3 if is_alone and not is_slow(constants) else 2,
     }
 
