@@ -113,9 +113,7 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
     if is_swapped:
         tile = _SWAPPED
     elif is_slow(constants):
-        size = 4 * constants["D_PAD"]
-        tile_k = _SMALL if fits(2, 2 * _SMALL * size, 16 * size) else _LEAST
-        tile = tile_k, 8 if constants["D"] > 128 else 4, 2
+        tile = _few_keys(constants), 8 if constants["D"] > 128 else 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
         tile = _MIDDLE, 4, 2
     elif cache_type.itemsize == 1 and num_pairs > _FEW_PAIRS:
@@ -130,6 +128,11 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
         "num_stages": stages,
     }
+
+
+def _few_keys(constants: dict[str, Any]) -> int:
+    size = 4 * constants["D_PAD"]
+    return _SMALL if fits(2, 2 * _SMALL * size, 16 * size) else _LEAST
 
 
 def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
@@ -147,9 +150,10 @@ def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
     pack, largest = tile_m // constants["GROUP"], block_size & -block_size
     is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
     is_tight = is_slow(constants) and (constants["D_PAD"] == 128 or not has_warp_groups())
+    keys = _few_keys(constants) if is_tight else _SMALL if constants["D"] > 128 else _MIDDLE
     return constants | {
         "TILE_M": tile_m,
-        "TILE_K": min(_SMALL if constants["D"] > 128 or is_tight else _MIDDLE, largest),
+        "TILE_K": min(keys, largest),
         "PACK": pack,
         "num_warps": (8 if constants["D"] > 128 else 4) if is_tight else 2,
         "num_stages": 3 if is_alone and not is_slow(constants) else 2,
