@@ -74,8 +74,9 @@ if not sys.argv[2:]:
         for sizes in test_adapters.SIZES:
             table, random = test_adapters.make_table(dtype, *sizes)
             x, out = random(300, sizes[0]).to(dtype), random(300, table.num_outputs).to(dtype)
-            for bias in (None, out[0]):
-                test_adapters.changed(x, out, torch.ones(300, dtype=torch.int32), table, bias)
+            for count, bias in ((300, None), (300, out[0]), (60, None)):
+                slots = torch.ones(count, dtype=torch.int32)
+                test_adapters.changed(x[:count], out[:count], slots, table, bias)
 print(json.dumps([failures, lowered]))
 """
 
@@ -96,7 +97,7 @@ def test_every_kernel_is_lowered():
     assert lowered["_prefill_kernel"] > 50
     assert lowered["_arranged_kernel"] > 5 and lowered["_few_rows_kernel"] > 5
     assert lowered["_plain_kernel"] == 2
-    assert {"_group_kernel", "_shrink_kernel", "_expand_kernel"} <= lowered.keys()
+    assert {"_group_kernel", "_change_kernel"} <= lowered.keys()
     assert len(lowered) >= 20
 
 

@@ -110,14 +110,15 @@ Group = Callable[[Tensor, int], Tensor]
 AddLowRank = Callable[[Tensor, Tensor, Tensor, LowRankTable, Tensor | None], None]
 """Takes x [T, K], out [T, N], changed in place, what Group made, a table, and the bias [N] that out holds.
 
-x and out are token-strided. Sums are float32 throughout, in an order that depends on neither the other tokens
-nor the thread count (the reference: on the other tokens).
+x and out are token-strided; on a GPU the kernel that made `out` was launched right before. Sums are float32
+throughout, in an order that depends on neither the other tokens nor the thread count (the reference: on the
+other tokens).
 """
 
 
 def shares_of_inputs(inputs: int) -> int:
     """Return into how many sums a GPU's kernels divide an inner value: by K alone, not by the tokens."""
-    return max(1, min(8, inputs // 1024))
+    return max(1, min(16, inputs // 512))
 
 
 def ungrouped(slots: Tensor, num_slots: int) -> Tensor:

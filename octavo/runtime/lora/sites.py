@@ -261,8 +261,10 @@ class AdaptedLinear(LinearMethod):
         return self._slots.is_active and (self._site.is_used or self._slots.is_recording)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        out = self._inner.apply(x, bias)
-        return self._sites.change(self._site, x, out, bias) if self._is_changed else out
+        if not self._is_changed:
+            return self._inner.apply(x, bias)
+        self._slots.grouped(len(x))  # the kernel right before a change is the product
+        return self._sites.change(self._site, x, self._inner.apply(x, bias), bias)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         return None if self._is_changed else self._inner.apply_gated(x, bias, gate)

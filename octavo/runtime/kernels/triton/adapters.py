@@ -4,8 +4,10 @@
 a captured step serves whatever adapters come later, and programs without work return at once. A token's sums
 have an order of their own: its company changes no bit. The inner values are kept in float32.
 
-Both kernels begin early (see `launch`): the product that is changed was launched last, so its inputs, the
-groups and the adapters are there already, and only what it writes or reads itself is waited for.
+One kernel shrinks and expands. Of few tokens it begins early (see `launch`), beside the product that it
+changes, which was launched last: the product's inputs, the groups and the adapters are there already, and
+only `out` is waited for. Programs start in the order of their numbers, so those that wait for others to
+shrink cannot keep these from starting.
 """
 
 from itertools import pairwise
@@ -16,12 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.adapters import ENTRY, LowRankTable, shares_of_inputs
-from octavo.runtime.kernels.triton.launch import cdiv, overlapped, release, wait
+from octavo.runtime.kernels.triton.launch import Counters, cdiv, is_last, overlapped, release, wait
 
 _TILE = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for
 _FEW_TOKENS = 256
-_FEW_GROUPS = 32  # of more, programs that wait take the place of programs that work
+_REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -43,55 +45,78 @@ def _group_kernel(slots, groups, num_tokens, num_groups, WINDOW: tl.constexpr, T
     tl.store(place + 1 + rank % TILE, token, mask=slot > 0)
 
 
-@triton.jit(do_not_specialize=["split_stride"])
-def _shrink_kernel(
-    x, groups, entries, inner, x_stride, split_stride, inputs, per_split,
+@triton.jit(do_not_specialize=["num_groups"])
+def _change_kernel(
+    x, out, inner, counters, groups, entries, bounds, bias,
+    x_stride, out_stride, inputs, outputs, per_split, num_groups,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, DOT: tl.constexpr,
-    TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BIASED: tl.constexpr, TILE: tl.constexpr,
+    TILE_R: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Multiply one group's tokens with some rows of `down`, over a share of the inputs."""
-    BLOCKS: tl.constexpr = (RANKS + TILE_R - 1) // TILE_R
-    place = groups + tl.program_id(0) * (TILE + 1)
-    part, block, split = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS, tl.program_id(2)
+    """Shrink in the first programs; the others expand, once those of their group have counted themselves."""
+    RANK_TILES: tl.constexpr = (RANKS + TILE_R - 1) // TILE_R
+    SHRINKS: tl.constexpr = PARTS * RANK_TILES * SPLITS
+    program = tl.program_id(0)
+    later = program - num_groups * SHRINKS
+    group = tl.where(later < 0, program // SHRINKS, later // BLOCKS)
+    place = groups + group * (TILE + 1)
     slot = tl.maximum(tl.load(place), 0)
     entry = entries + slot * ENTRY
-    rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3)
-    if (slot == 0) | (part >= parts) | (block * TILE_R >= rank):
-        wait(PDL)
-        return
-    down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
+    rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
     token = tl.load(place + 1 + tl.arange(0, TILE))
     there, row = (token >= 0)[:, None], tl.maximum(token, 0).to(tl.int64)[:, None]
-    r = block * TILE_R + tl.arange(0, TILE_R)
-    rows = down + (part * rank + r).to(tl.int64)[:, None] * inputs
+    inner += row * (PARTS * SPLITS * RANKS)  # sums of shares of the inputs lie side by side
+    if later < 0:
+        task = program % SHRINKS
+        part, tile, split = task // (RANK_TILES * SPLITS), task // SPLITS % RANK_TILES, task % SPLITS
+        if (slot > 0) & (part < parts) & (tile * TILE_R < rank):
+            down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
+            r = tile * TILE_R + tl.arange(0, TILE_R)
+            total = _shrink(
+                x + row * x_stride, there, down + (part * rank + r).to(tl.int64)[:, None] * inputs,
+                (r < rank)[:, None], split * per_split, tl.minimum((split + 1) * per_split, inputs),
+                DOT, TILE, TILE_R, TILE_K,
+            )
+            own = inner + (part * SPLITS + split) * RANKS + r[None, :]
+            tl.store(own, total, mask=there & (r < rank)[None, :])
+            tl.debug_barrier()
+            tl.atomic_add(counters + group, 1, sem="release")
+    elif (slot == 0) | (rank == 0):
+        wait(PDL)
+    else:
+        _expand(
+            inner, out + row * out_stride, there, counters + group, entry, rank, parts, bounds, bias,
+            later % BLOCKS, SPLITS * parts * ((rank + TILE_R - 1) // TILE_R), outputs,
+            PARTS, RANKS, W, SPLITS, BIASED, TILE, TILE_N, PDL,
+        )
+        if is_last(counters + num_groups + group, BLOCKS):
+            tl.store(counters + group, 0)
+
+
+@triton.jit
+def _shrink(
+    x, there, rows, inside, start, end,
+    DOT: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr,
+):
+    """Multiply one group's tokens with some rows of `down`, over a share of the inputs."""
     total = tl.zeros([TILE, TILE_R], tl.float32)
-    end = tl.minimum((split + 1) * per_split, inputs)
-    for start in range(split * per_split, end, TILE_K):
-        k = (start + tl.arange(0, TILE_K))[None, :]
-        a = tl.load(x + row * x_stride + k, mask=there & (k < end), other=0.0)
-        b = tl.load(rows + k, mask=(r < rank)[:, None] & (k < end), other=0.0)
+    for first in range(start, end, TILE_K):
+        k = (first + tl.arange(0, TILE_K))[None, :]
+        a = tl.load(x + k, mask=there & (k < end), other=0.0)
+        b = tl.load(rows + k, mask=inside & (k < end), other=0.0)
         total = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), total, input_precision="ieee")
-    wait(PDL)
-    release(PDL)
-    target = inner + split.to(tl.int64) * split_stride + row * (PARTS * RANKS) + part * RANKS + r[None, :]
-    tl.store(target, total, mask=there & (r < rank)[None, :])
+    return total
 
 
-@triton.jit(do_not_specialize=["split_stride"])
-def _expand_kernel(
-    inner, out, groups, entries, bounds, bias, out_stride, split_stride, outputs,
-    ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr,
-    BIASED: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _expand(
+    inner, out, there, counter, entry, rank, parts, bounds, bias, block, num_shrunk, outputs,
+    PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+    TILE: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
 ):
     """Add what one group's tokens get of some outputs of one part; then factors and biases."""
-    place = groups + tl.program_id(0) * (TILE + 1)
-    slot = tl.maximum(tl.load(place), 0)
-    entry = entries + slot * ENTRY
-    rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3)
-    if (slot == 0) | (rank == 0):
-        wait(PDL)
-        return
-    block, first, part, begin, end = tl.program_id(1), 0, 0, 0, 0
+    STEP: tl.constexpr = 16
+    first, part, begin, end = 0, 0, 0, 0
     for p in tl.static_range(PARTS):  # blocks are counted part by part
         low, high = tl.load(bounds + p), tl.load(bounds + p + 1)
         count = (high - low + TILE_N - 1) // TILE_N
@@ -100,35 +125,34 @@ def _expand_kernel(
         begin = tl.where(is_own, low + (block - first) * TILE_N, begin)
         first += count
     up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(W)), 16)
-    token = tl.load(place + 1 + tl.arange(0, TILE))
-    there, row = (token >= 0)[:, None], tl.maximum(token, 0).to(tl.int64)[:, None]
     n = begin + tl.arange(0, TILE_N)
     inside = n < end
-    source = inner + row * (PARTS * RANKS) + tl.where(parts > 1, part * RANKS, 0)
-    target, mask = out + row * out_stride + n[None, :], there & inside[None, :]
-    old = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    source = inner + tl.where(parts > 1, part * SPLITS * RANKS, 0)
+    columns = up + tl.arange(0, STEP).to(tl.int64)[:, None] * outputs + n[None, :]
+    following = tl.load(columns, mask=(tl.arange(0, STEP) < rank)[:, None] & inside[None, :], other=0.0)
+    factors, ends = tl.load(entry + 4), tl.load(entry + 5)
     total = tl.zeros([TILE, TILE_N], tl.float32)
-    columns = up + tl.arange(0, TILE_R).to(tl.int64)[:, None] * outputs + n[None, :]
-    following = tl.load(columns, mask=(tl.arange(0, TILE_R) < rank)[:, None] & inside[None, :], other=0.0)
-    wait(PDL)
-    release(PDL)
-    for start in range(0, rank, TILE_R):
-        r = start + tl.arange(0, TILE_R)
+    while tl.atomic_add(counter, 0, sem="acquire") < num_shrunk:
+        pass
+    for start in tl.range(0, rank, STEP, num_stages=1):
+        r = start + tl.arange(0, STEP)
         weights = following
-        columns += TILE_R * outputs.to(tl.int64)
-        following = tl.load(columns, mask=(r + TILE_R < rank)[:, None] & inside[None, :], other=0.0)
-        value = tl.zeros([TILE, TILE_R], tl.float32)
+        columns += STEP * outputs.to(tl.int64)
+        following = tl.load(columns, mask=(r + STEP < rank)[:, None] & inside[None, :], other=0.0)
+        value = tl.zeros([TILE, STEP], tl.float32)
         for split in tl.static_range(SPLITS):
-            own = source + tl.cast(split, tl.int64) * split_stride + r[None, :]
-            value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0)
+            own = source + split * RANKS + r[None, :]
+            value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0, cache_modifier=".cg")
         if tl.bfloat16 == W:  # a sum of two of them has the inner value's bits, nearly
             near = value.to(tl.bfloat16)
             total = tl.dot((value - near.to(tl.float32)).to(tl.bfloat16), weights, total)
             total = tl.dot(near, weights, total)
         else:
             total = tl.dot(value, weights.to(tl.float32), total, input_precision="ieee")
-    total += old
-    factors, ends = tl.load(entry + 4), tl.load(entry + 5)
+    target, mask = out + n[None, :], there & inside[None, :]
+    wait(PDL)
+    release(PDL)
+    total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
     if factors != 0:
         base = tl.zeros([TILE_N], tl.float32)
         if BIASED:
@@ -154,50 +178,69 @@ def group(slots: Tensor, num_slots: int) -> Tensor:
     return groups
 
 
-def add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None) -> None:
-    """See adapters.AddLowRank."""
-    (tokens, inputs), ranks, parts = x.shape, table.most_rank, len(table.kept_bounds) - 1
-    if not len(groups):
-        return
-    splits = shares_of_inputs(inputs)
-    early = overlapped() if len(groups) <= _FEW_GROUPS else {"PDL": False}
-    inner = torch.empty((splits, tokens, parts * ranks), dtype=torch.float32, device=x.device)
-    dot = x.dtype if x.dtype == table.dtype else torch.float32
-    tile_r, tile_k = 16 if ranks <= 16 else 32, 32 if dot == torch.float32 else 128
-    sizes = {"ENTRY": ENTRY, "PARTS": parts, "RANKS": ranks, "W": _TYPES[table.dtype], "TILE": _TILE}
-    _shrink_kernel[(len(groups), parts * cdiv(ranks, tile_r), splits)](
-        x,
-        groups,
-        table.entries,
-        inner,
-        x.stride(0),
-        inner.stride(0),
-        inputs,
-        cdiv(cdiv(inputs, splits), tile_k) * tile_k,
-        DOT=_TYPES[dot],
-        TILE_R=tile_r,
-        TILE_K=tile_k,
-        num_stages=4,
-        **sizes,
-        **early,
-    )
-    tile_n = 128 if tokens <= _FEW_TOKENS or table.dtype == torch.float32 else 256
-    bounds = table.kept_bounds
-    blocks = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(bounds))
-    _expand_kernel[(len(groups), blocks)](
-        inner,
-        out,
-        groups,
-        table.entries,
-        table.bounds,
-        out if bias is None else bias,
-        out.stride(0),
-        inner.stride(0),
-        table.num_outputs,
-        SPLITS=splits,
-        BIASED=bias is not None,
-        TILE_R=16,
-        TILE_N=tile_n,
-        **sizes,
-        **early,
-    )
+class LowRankChanges:
+    """The op `add_low_rank`, with memory of its own: the product may still be using what torch gives out."""
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+        self._inner: dict[tuple[torch.device, int], Tensor] = {}
+
+    def __call__(
+        self, x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None
+    ) -> None:
+        """See adapters.AddLowRank."""
+        (tokens, inputs), parts, num_groups = x.shape, len(table.kept_bounds) - 1, len(groups)
+        if not num_groups:
+            return
+        dot = x.dtype if x.dtype == table.dtype else torch.float32
+        tile_r, tile_k = 16 if table.most_rank <= 16 else 32, 32 if dot == torch.float32 else 128
+        is_few = tokens <= _FEW_TOKENS
+        tile_n = 128 if is_few or table.dtype == torch.float32 else 256
+        splits, width = shares_of_inputs(inputs), parts * table.most_rank
+        blocks = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
+        how = overlapped() if is_few else {"PDL": False}
+        if is_few:
+            inner = self._kept(x.device, splits * _FEW_TOKENS * width)
+            counters = self._counters.on(x.device, 2 * num_groups)
+        else:
+            inner = torch.empty(splits * tokens * width, dtype=torch.float32, device=x.device)
+            counters = torch.zeros(2 * num_groups, dtype=torch.int32, device=x.device)
+        if how["PDL"]:
+            how = how | {"maxnreg": _REGISTERS}
+        shrinks = parts * cdiv(table.most_rank, tile_r) * splits
+        _change_kernel[(num_groups * (shrinks + blocks),)](
+            x,
+            out,
+            inner,
+            counters,
+            groups,
+            table.entries,
+            table.bounds,
+            out if bias is None else bias,
+            x.stride(0),
+            out.stride(0),
+            inputs,
+            table.num_outputs,
+            cdiv(cdiv(inputs, splits), tile_k) * tile_k,
+            num_groups,
+            ENTRY=ENTRY,
+            PARTS=parts,
+            RANKS=table.most_rank,
+            W=_TYPES[table.dtype],
+            DOT=_TYPES[dot],
+            SPLITS=splits,
+            BLOCKS=blocks,
+            BIASED=bias is not None,
+            TILE=_TILE,
+            TILE_R=tile_r,
+            TILE_K=tile_k,
+            TILE_N=tile_n,
+            num_stages=3,
+            **how,
+        )
+
+    def _kept(self, device: torch.device, size: int) -> Tensor:
+        """Return room for inner values at an address that captured steps may keep."""
+        if (device, size) not in self._inner:
+            self._inner[device, size] = torch.empty(size, dtype=torch.float32, device=device)
+        return self._inner[device, size]

@@ -18,7 +18,7 @@ from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise, experts, peers, recurrent
-from octavo.runtime.kernels.triton.adapters import add_low_rank, group
+from octavo.runtime.kernels.triton.adapters import LowRankChanges, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
 from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
@@ -81,6 +81,6 @@ def cuda_table() -> KernelTable:
             score,
         ),
         steps=StepKernels(partial(begin_step, counters), mask_step, end_step, CHAIN_KERNELS),
-        adapters=AdapterKernels(add_low_rank, group),
+        adapters=AdapterKernels(LowRankChanges(), group),
         peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )
