@@ -18,11 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.adapters import ENTRY, LowRankTable, shares_of_inputs
-from octavo.runtime.kernels.triton.launch import Counters, cdiv, is_last, overlapped, release, wait
+from octavo.runtime.kernels.triton.launch import (
+    Counters,
+    cdiv,
+    is_last,
+    overlapped,
+    power_of_2,
+    release,
+    wait,
+)
 
 _TILE = 16  # tokens of one adapter, whose matrices are read once for them
-_WINDOW = 128  # tokens among which groups are looked for
+_WINDOW = 128  # tokens among which groups are looked for, or twice as many
 _FEW_TOKENS = 256
+_PROGRAMS = 4 * 132
 _REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -45,12 +54,12 @@ def _group_kernel(slots, groups, num_tokens, num_groups, WINDOW: tl.constexpr, T
     tl.store(place + 1 + rank % TILE, token, mask=slot > 0)
 
 
-@triton.jit(do_not_specialize=["num_groups"])
+@triton.jit(do_not_specialize=["num_groups", "num_blocks", "per_block"])
 def _change_kernel(
     x, out, inner, counters, groups, entries, bounds, bias,
-    x_stride, out_stride, inputs, outputs, per_split, num_groups,
+    x_stride, out_stride, inputs, outputs, per_split, num_groups, num_blocks, per_block,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, DOT: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BIASED: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, BIASED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     TILE_R: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
 ):
     """Shrink in the first programs; the others expand, once those of their group have counted themselves."""
@@ -58,7 +67,7 @@ def _change_kernel(
     SHRINKS: tl.constexpr = PARTS * RANK_TILES * SPLITS
     program = tl.program_id(0)
     later = program - num_groups * SHRINKS
-    group = tl.where(later < 0, program // SHRINKS, later // BLOCKS)
+    group = tl.where(later < 0, program // SHRINKS, later // num_blocks)
     place = groups + group * (TILE + 1)
     slot = tl.maximum(tl.load(place), 0)
     entry = entries + slot * ENTRY
@@ -86,10 +95,11 @@ def _change_kernel(
     else:
         _expand(
             inner, out + row * out_stride, there, counters + group, entry, rank, parts, bounds, bias,
-            later % BLOCKS, SPLITS * parts * ((rank + TILE_R - 1) // TILE_R), outputs,
-            PARTS, RANKS, W, SPLITS, BIASED, TILE, TILE_N, PDL,
+            later % num_blocks * per_block, per_block,
+            SPLITS * parts * ((rank + TILE_R - 1) // TILE_R), outputs,
+            PARTS, RANKS, W, SPLITS, BIASED, ALIGNED, TILE, STEP, TILE_N, PDL,
         )
-        if is_last(counters + num_groups + group, BLOCKS):
+        if is_last(counters + num_groups + group, num_blocks):
             tl.store(counters + group, 0)
 
 
@@ -109,71 +119,93 @@ def _shrink(
 
 
 @triton.jit
-def _expand(
-    inner, out, there, counter, entry, rank, parts, bounds, bias, block, num_shrunk, outputs,
-    PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
-    TILE: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
+def _sums(
+    source, there, r, rank, RANKS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
 ):
-    """Add what one group's tokens get of some outputs of one part; then factors and biases."""
-    STEP: tl.constexpr = 16
-    first, part, begin, end = 0, 0, 0, 0
-    for p in tl.static_range(PARTS):  # blocks are counted part by part
-        low, high = tl.load(bounds + p), tl.load(bounds + p + 1)
-        count = (high - low + TILE_N - 1) // TILE_N
-        is_own = (block >= first) & (block < first + count)
-        part, end = tl.where(is_own, p, part), tl.where(is_own, high, end)
-        begin = tl.where(is_own, low + (block - first) * TILE_N, begin)
-        first += count
+    """Return inner values of some ranks: the sum of what was shared out."""
+    value = tl.zeros([TILE, STEP], tl.float32)
+    for split in tl.static_range(SPLITS):
+        own = source + split * RANKS + r[None, :]
+        value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0, cache_modifier=".cg")
+    return value
+
+
+@triton.jit
+def _raise(value, weights, total, W: tl.constexpr):
+    """Add value @ weights to total; a sum of two numbers in bfloat16 has the inner value's bits, nearly."""
+    if tl.bfloat16 == W:
+        near = value.to(tl.bfloat16)
+        total = tl.dot((value - near.to(tl.float32)).to(tl.bfloat16), weights, total)
+        return tl.dot(near, weights, total)
+    return tl.dot(value, weights.to(tl.float32), total, input_precision="ieee")
+
+
+@triton.jit
+def _expand(
+    inner, out, there, counter, entry, rank, parts, bounds, bias, first, count, num_shrunk, outputs,
+    PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+    ALIGNED: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
+):
+    """Add what one group's tokens get of `count` tiles of outputs; then factors and biases."""
     up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(W)), 16)
-    n = begin + tl.arange(0, TILE_N)
-    inside = n < end
-    source = inner + tl.where(parts > 1, part * SPLITS * RANKS, 0)
-    columns = up + tl.arange(0, STEP).to(tl.int64)[:, None] * outputs + n[None, :]
-    following = tl.load(columns, mask=(tl.arange(0, STEP) < rank)[:, None] & inside[None, :], other=0.0)
     factors, ends = tl.load(entry + 4), tl.load(entry + 5)
-    total = tl.zeros([TILE, TILE_N], tl.float32)
+    r = tl.arange(0, STEP)
+    rows = up + r.to(tl.int64)[:, None] * outputs
     while tl.atomic_add(counter, 0, sem="acquire") < num_shrunk:
         pass
-    for start in tl.range(0, rank, STEP, num_stages=1):
-        r = start + tl.arange(0, STEP)
-        weights = following
-        columns += STEP * outputs.to(tl.int64)
-        following = tl.load(columns, mask=(r + STEP < rank)[:, None] & inside[None, :], other=0.0)
-        value = tl.zeros([TILE, STEP], tl.float32)
-        for split in tl.static_range(SPLITS):
-            own = source + split * RANKS + r[None, :]
-            value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0, cache_modifier=".cg")
-        if tl.bfloat16 == W:  # a sum of two of them has the inner value's bits, nearly
-            near = value.to(tl.bfloat16)
-            total = tl.dot((value - near.to(tl.float32)).to(tl.bfloat16), weights, total)
-            total = tl.dot(near, weights, total)
-        else:
-            total = tl.dot(value, weights.to(tl.float32), total, input_precision="ieee")
-    target, mask = out + n[None, :], there & inside[None, :]
-    wait(PDL)
-    release(PDL)
-    total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    if factors != 0:
-        base = tl.zeros([TILE_N], tl.float32)
-        if BIASED:
-            base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-        factor = tl.load(factors.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=1.0)
-        total = (total - base[None, :]) * factor[None, :] + base[None, :]
-    if ends != 0:
-        total += tl.load(ends.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=0.0)[None, :]
-    tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+    before = 0
+    is_first = True
+    for part in tl.static_range(PARTS):  # tiles are counted part by part
+        low, high = tl.load(bounds + part), tl.load(bounds + part + 1)
+        if ALIGNED:
+            low, high = tl.multiple_of(low, 16), tl.multiple_of(high, 16)
+        tiles = (high - low + TILE_N - 1) // TILE_N
+        source = inner + tl.where(parts > 1, part * SPLITS * RANKS, 0)
+        start, end = tl.maximum(first - before, 0), tl.minimum(first + count - before, tiles)
+        before += tiles
+        if start < end:
+            value = _sums(source, there, r, rank, RANKS, SPLITS, TILE, STEP)
+            if is_first:
+                wait(PDL)
+                release(PDL)
+                is_first = False
+            for tile in range(start, end):
+                n = low + tile * TILE_N + tl.arange(0, TILE_N)
+                inside = n < high
+                weights = tl.load(rows + n[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0)
+                target, mask = out + n[None, :], there & inside[None, :]
+                old = tl.load(target, mask=mask, other=0.0)
+                total = _raise(value, weights, tl.zeros([TILE, TILE_N], tl.float32), W)
+                if RANKS > STEP:
+                    for next_rank in tl.range(STEP, rank, STEP, num_stages=1):
+                        further, own = r + next_rank, rows + next_rank * outputs.to(tl.int64) + n[None, :]
+                        weights = tl.load(own, mask=(further < rank)[:, None] & inside[None, :], other=0.0)
+                        more = _sums(source, there, further, rank, RANKS, SPLITS, TILE, STEP)
+                        total = _raise(more, weights, total, W)
+                total += old.to(tl.float32)
+                if factors != 0:
+                    base = tl.zeros([TILE_N], tl.float32)
+                    if BIASED:
+                        base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+                    factor = tl.load(factors.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=1.0)
+                    total = (total - base[None, :]) * factor[None, :] + base[None, :]
+                if ends != 0:
+                    addend = ends.to(tl.pointer_type(tl.float32)) + n
+                    total += tl.load(addend, mask=inside, other=0.0)[None, :]
+                tl.store(target, total.to(out.dtype.element_ty), mask=mask)
 # fmt: on
 
 
 def group(slots: Tensor, num_slots: int) -> Tensor:
     """See adapters.Group: a row for each group, its slot and 16 tokens; -1 = none."""
-    windows, of_window = cdiv(len(slots), _WINDOW), min(_WINDOW, _WINDOW // _TILE + num_slots - 1)
+    window = _WINDOW if len(slots) <= _WINDOW else 2 * _WINDOW
+    windows, of_window = cdiv(len(slots), window), min(window, window // _TILE + num_slots - 1)
     if windows == 1:
         of_window = min(of_window, len(slots))
     groups = torch.full((windows * of_window, _TILE + 1), -1, dtype=torch.int32, device=slots.device)
     if windows:
         _group_kernel[(windows,)](
-            slots, groups, len(slots), of_window, WINDOW=_WINDOW, TILE=_TILE, num_warps=8
+            slots, groups, len(slots), of_window, WINDOW=window, TILE=_TILE, num_warps=window // 16
         )
     return groups
 
@@ -197,7 +229,9 @@ class LowRankChanges:
         is_few = tokens <= _FEW_TOKENS
         tile_n = 128 if is_few or table.dtype == torch.float32 else 256
         splits, width = shares_of_inputs(inputs), parts * table.most_rank
-        blocks = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
+        tiles = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
+        per_block = max(1, min(8, num_groups * tiles // _PROGRAMS))
+        blocks = cdiv(tiles, per_block)
         how = overlapped() if is_few else {"PDL": False}
         if is_few:
             inner = self._kept(x.device, splits * _FEW_TOKENS * width)
@@ -223,15 +257,18 @@ class LowRankChanges:
             table.num_outputs,
             cdiv(cdiv(inputs, splits), tile_k) * tile_k,
             num_groups,
+            blocks,
+            per_block,
             ENTRY=ENTRY,
             PARTS=parts,
             RANKS=table.most_rank,
             W=_TYPES[table.dtype],
             DOT=_TYPES[dot],
             SPLITS=splits,
-            BLOCKS=blocks,
             BIASED=bias is not None,
+            ALIGNED=not any(bound % 16 for bound in table.kept_bounds),
             TILE=_TILE,
+            STEP=max(16, min(64, power_of_2(table.most_rank))),
             TILE_R=tile_r,
             TILE_K=tile_k,
             TILE_N=tile_n,
