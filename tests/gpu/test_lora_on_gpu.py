@@ -6,7 +6,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.lora.request import LoRARequest
-from octavo.runtime.kernels.triton.adapters import add_low_rank, group
+from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.lora.sites import AdapterSlots
 from tests import handmade_adapters
 from tests.parity.test_int8_weights import SIZES
@@ -159,12 +159,14 @@ def test_a_captured_product_serves_adapters_of_later():
 
     table, random = make_table(torch.bfloat16, 2064, (520, 64, 64), "cuda")
     x, out = random(64, 2064).bfloat16(), random(64, 648).bfloat16()
-    entries, slots = table.entries.clone(), torch.zeros(64, dtype=torch.int32, device="cuda")
+    kernels, entries = cuda_table().adapters, table.entries.clone()
+    slots = torch.zeros(64, dtype=torch.int32, device="cuda")
     kept = [out.clone() for _ in range(2)]
 
     def compute(target):
+        groups = kernels.group(slots, 6)
         target.copy_(out)
-        add_low_rank(x, target, group(slots, 6), table, None)
+        kernels.add_low_rank(x, target, groups, table, None)
 
     table.entries.zero_()
     compute(kept[0])

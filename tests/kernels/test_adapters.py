@@ -33,8 +33,8 @@ def make_table(dtype, inputs, outputs, device=DEVICE):
 
 
 def changed(x, out, slots, table, bias):
-    found = out.clone()
-    TRITON.add_low_rank(x, found, TRITON.group(slots, len(table.entries)), table, bias)
+    groups, found = TRITON.group(slots, len(table.entries)), out.clone()
+    TRITON.add_low_rank(x, found, groups, table, bias)
     return found
 
 

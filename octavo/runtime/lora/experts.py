@@ -7,10 +7,8 @@ and the activation between them. All others keep the bits that they have without
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.adapters import LowRankTable
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.ref.experts import clamped, start
-from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.lora.sites import Sites
 from octavo.runtime.quantization.method import ExpertsMethod
 from octavo.runtime.quantization.parameter import Layout, Parameter
@@ -68,15 +66,16 @@ class AdaptedExperts(ExpertsMethod):
         rows = x.repeat_interleave(top_k, 0)
         if form.weighs_inputs:
             rows = (rows * weights).to(x.dtype)
-        multiply = kernels.experts.multiply
+        multiply, change = kernels.experts.multiply, kernels.adapters.add_low_rank
+        groups = kernels.adapters.group(keys.int(), len(self._up.table.entries))
         inner = torch.cat([multiply(rows, ids, part) for part in (stacks.gate, stacks.up)], 1)
-        _change(kernels, rows, inner, keys, self._up.table)
+        change(rows, inner, groups, self._up.table, None)
         inner = inner if form.up_bias is None else inner + form.up_bias[ids.clamp(min=0)]
         act = kernels.activate
         inner = clamped(inner, form) if form.limit else act(inner, form.activation, gated=True)
         inner = inner.to(x.dtype)
         made = multiply(inner, ids, stacks.down)
-        _change(kernels, inner, made, keys, self._down.table)
+        change(inner, made, groups, self._down.table, None)
         made = made if form.down_bias is None else made + form.down_bias[ids.clamp(min=0)]
         made = made if form.weighs_inputs else made * weights
         made = torch.where(ids[:, None] < 0, 0.0, made).view(len(x), top_k, -1)
@@ -84,8 +83,3 @@ class AdaptedExperts(ExpertsMethod):
         for place in range(top_k):
             total = total + made[:, place]
         return total.to(x.dtype)
-
-
-def _change(kernels: KernelTable, x: Tensor, out: Tensor, keys: Tensor, table: LowRankTable) -> None:
-    adapters = kernels.adapters
-    adapters.add_low_rank(x, out, adapters.group(keys.int(), len(table.entries)), table, None)
