@@ -7,8 +7,10 @@ and the activation between them. All others keep the bits that they have without
 import torch
 from torch import Tensor
 
+from octavo.runtime.kernels.adapters import LowRankTable
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.ref.experts import clamped, start
+from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.lora.sites import Sites
 from octavo.runtime.quantization.method import ExpertsMethod
 from octavo.runtime.quantization.parameter import Layout, Parameter
@@ -67,7 +69,7 @@ class AdaptedExperts(ExpertsMethod):
         if form.weighs_inputs:
             rows = (rows * weights).to(x.dtype)
         multiply, change = kernels.experts.multiply, kernels.adapters.add_low_rank
-        groups = kernels.adapters.group(keys.int(), len(self._up.table.entries))
+        groups = _grouped(kernels, keys, self._up.table)
         inner = torch.cat([multiply(rows, ids, part) for part in (stacks.gate, stacks.up)], 1)
         change(rows, inner, groups, self._up.table, None)
         inner = inner if form.up_bias is None else inner + form.up_bias[ids.clamp(min=0)]
@@ -83,3 +85,7 @@ class AdaptedExperts(ExpertsMethod):
         for place in range(top_k):
             total = total + made[:, place]
         return total.to(x.dtype)
+
+
+def _grouped(kernels: KernelTable, keys: Tensor, table: LowRankTable) -> Tensor:
+    return kernels.adapters.group(keys.int(), len(table.entries))
