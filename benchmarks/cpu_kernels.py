@@ -54,7 +54,7 @@ def main() -> int:
     sys.path.insert(0, args.scripts)
     make = importlib.import_module("workloads").make
     timed = TimedLibrary(library.shared_library())
-    table.load_library = lambda: timed
+    table.load_library = lambda _: timed
     options = {"max_model_len": 4096, "max_num_seqs": 64, "enforce_eager": True, "cpu_threads": args.threads}
     llm = LLM(args.model, device="cpu", **options)
     for work in args.work.split(","):

@@ -63,6 +63,17 @@ def test_rows_threads_and_places_change_no_bit(
             assert torch.equal(table.linear.block_matmul(x[start:end], below), whole[start:end, 37:])
 
 
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+def test_threads_share_the_rows_of_a_prompt(
+    level: tuple[str, dict[int, KernelTable]], precision: InputPrecision
+) -> None:
+    torch.manual_seed(4)
+    x, matrix = torch.randn(600, 512), Packed(make_blocks("Q4_1", 24, 512), "Q4_1", precision)
+    whole = level[1][2].linear.block_matmul(x, matrix)
+    for start, end in ((0, 1), (255, 257), (290, 310), (511, 600)):
+        assert torch.equal(level[1][1].linear.block_matmul(x[start:end], matrix), whole[start:end])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_gated_is_product_and_gate(level: tuple[str, dict[int, KernelTable]], rows: int) -> None:
     torch.manual_seed(2)

@@ -20,6 +20,27 @@ inline Operand<X> operand(const QuantizedPart<X>& x) {
     return out;
 }
 
+#if defined(OCTAVO_AVX512) && defined(__AVX512VNNI__)
+#define OCTAVO_WIDE  // tiles of vectors of 64 bytes
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef float f32x16 __attribute__((vector_size(64)));
+using TileBytes = u8x64;
+using TileSums = i32x16;
+using TileFloats = f32x16;
+constexpr int WIDTH = 16, TILE_ROWS = 6;  // lanes of a tile's vectors, of which it has two for each row of x
+#else
+using TileBytes = u8x32;
+using TileSums = i32x8;
+using TileFloats = f32x8;
+constexpr int WIDTH = LANES, TILE_ROWS = 4;
+#endif
+
+template <class V>
+inline V all_lanes(float a) {
+    return splat(a);
+}
+
 }  // namespace octavo
 
 #if defined(OCTAVO_NEON)
@@ -78,6 +99,21 @@ inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
 
 inline f32x8 to_floats(i32x8 a) { return __builtin_convertvector(a, f32x8); }
 
+#if defined(OCTAVO_WIDE)
+template <>
+inline f32x16 all_lanes(float a) {
+    return _mm512_set1_ps(a);
+}
+inline f32x16 fma8(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+inline f32x16 to_floats(i32x16 a) { return _mm512_cvtepi32_ps((__m512i)a); }
+inline i32x16 add_products(Int8, i32x16 sums, u8x64 w, u8x64 x) {
+    return (i32x16)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
+}
+inline i32x16 add_products(Int16, i32x16 sums, u8x64 w, u8x64 x) {
+    return (i32x16)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
+}
+#endif
+
 // Lane i = w[2 i] x[2 i] + w[2 i + 1] x[2 i + 1].
 template <bool SIGNED>
 inline i16x16 pairs(u8x32 w, u8x32 x) {
@@ -134,9 +170,9 @@ inline i32x8 add_products(Int16, i32x8 sums, u8x32 w, u8x32 x) {
 }
 
 // Four bytes in every lane.
-inline u8x32 spread_four(const void* p) {
+inline TileBytes spread_four(const void* p) {
     int32_t four = read<int32_t>(p);
-    return (u8x32)(i32x8{} + four);
+    return (TileBytes)(TileSums{} + four);
 }
 
 // Of both vectors, in turn: single lanes or pairs out of the lower or upper halves of each half, then halves.
@@ -224,17 +260,18 @@ inline void transpose(const u8x32 (&rows)[LANES], uint8_t* out, int64_t stride) 
 
 // Adds to `products` those of step FIRST to FIRST + N - 1 of a part with R rows of x, `stride` parts apart.
 template <class Type, class X, int R, int FIRST, int N, class Part>
-inline void multiply_some(const Part& part, const QuantizedPart<X>* x, int64_t stride, i32x8 (&products)[R][2]) {
+inline void multiply_some(const Part& part, const QuantizedPart<X>* x, int64_t stride, TileSums (&products)[R][2]) {
     auto each = [&](int step, auto use) {
-        u8x32 w[2] = {in_register(read<u8x32>(part.q[step][0])), in_register(read<u8x32>(part.q[step][1]))};
+        TileBytes w[2];
+        for (int g = 0; g < 2; g++) w[g] = in_register(read<TileBytes>(part.q[step][g]));
         for (int r = 0; r < R; r++) {
-            u8x32 four = spread_four((const char*)x[r * stride].q + 4 * step);
+            TileBytes four = spread_four((const char*)x[r * stride].q + 4 * step);
             for (int g = 0; g < 2; g++) use(r, g, w[g], four);
         }
     };
     if constexpr (VNNI || X::VECTORS > 1) {
         unrolled<N>([&](auto i) {
-            each(FIRST + i, [&](int r, int g, u8x32 w, u8x32 four) {
+            each(FIRST + i, [&](int r, int g, TileBytes w, TileBytes four) {
                 products[r][g] = add_products(X{}, products[r][g], w, four);
             });
         });
@@ -243,7 +280,7 @@ inline void multiply_some(const Part& part, const QuantizedPart<X>* x, int64_t s
         unrolled<N / IN_16_BITS>([&](auto chunk) {
             i16x16 sums[R][2] = {};
             unrolled<IN_16_BITS>([&](auto i) {
-                each(FIRST + chunk * IN_16_BITS + i, [&](int r, int g, u8x32 w, u8x32 four) {
+                each(FIRST + chunk * IN_16_BITS + i, [&](int r, int g, TileBytes w, TileBytes four) {
                     sums[r][g] = in_register(sums[r][g] + pairs<Type::SIGNED>(w, four));
                 });
             });
@@ -256,7 +293,7 @@ inline void multiply_some(const Part& part, const QuantizedPart<X>* x, int64_t s
 // The same of scale H of a part.
 template <class Type, class X, int R, int SCALES, int H, class Part>
 OCTAVO_INLINE void multiply_steps(const Part& part, const QuantizedPart<X>* x, int64_t stride,
-                                  i32x8 (&products)[R][2]) {
+                                  TileSums (&products)[R][2]) {
     constexpr int STEPS = 8 / SCALES;
     unrolled<X::VECTORS>(
         [&](auto v) { multiply_some<Type, X, R, 8 * v + H * STEPS, STEPS>(part, x, stride, products); });
