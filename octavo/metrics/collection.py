@@ -18,16 +18,15 @@ class Collection:
 
     def counter(self, name: str, **labels: str) -> Counter:
         """The counter of this name (of the table, without prefix) and these labels."""
-        return self._find(Counter(METRICS[name].prefix + name, self._labels | labels), name, labels)
+        return self._find(Counter, name, labels)
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """The same for a gauge."""
-        return self._find(Gauge(METRICS[name].prefix + name, self._labels | labels), name, labels)
+        return self._find(Gauge, name, labels)
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """The same for a histogram."""
-        row = METRICS[name]
-        return self._find(Histogram(row.prefix + name, self._labels | labels, row.buckets), name, labels)
+        return self._find(Histogram, name, labels)
 
     def snapshot(self) -> list[Metric]:
         """Copies of all series, those of one name together, in the order of the table."""
@@ -35,8 +34,13 @@ class Collection:
         keys = sorted(self._series, key=lambda key: (order[key[0]], key[1]))
         return [self._series[key].copy() for key in keys]
 
-    def _find(self, new: M, name: str, labels: dict[str, str]) -> M:
-        assert METRICS[name].kind is type(new), f"{name} is a {METRICS[name].kind.__name__}"
-        found = self._series.setdefault((name, tuple(labels.values())), new)
-        assert isinstance(found, type(new))
+    def _find(self, kind: type[M], name: str, labels: dict[str, str]) -> M:
+        key = name, tuple(labels.values())
+        found = self._series.get(key)
+        if found is None:
+            row = METRICS[name]
+            assert row.kind is kind, f"{name} is a {row.kind.__name__}"
+            buckets = (row.buckets,) if kind is Histogram else ()
+            found = self._series[key] = kind(row.prefix + name, self._labels | labels, *buckets)
+        assert isinstance(found, kind)
         return found

@@ -205,6 +205,8 @@ class KVCacheManager:
         Frees what the window has passed. Returns the blocks appended, by group; a block that others hold too
         and that would be written is replaced by a copy (`copies`).
         """
+        if not self.groups:  # of an encoder
+            return []
         self._trim(table, num_computed)
         end = num_computed + num_new
         missing = [

@@ -47,7 +47,7 @@ from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput,
 MAX_OVERTAKEN = 64
 """Later requests that may start before one that does not fit; after that nothing starts before it."""
 MAX_EXAMINED = 128
-"""Waiting requests looked at per step."""
+"""Waiting requests that a step refuses before it looks at no more."""
 
 
 class Scheduler:
@@ -86,6 +86,9 @@ class Scheduler:
             ChunkRule(),
             StaggeredPrefillRule(self._tracker.waiting),
         ]
+        # Asked for each request that starts: what does not override a condition need not be.
+        self._admitting = [rule for rule in self._rules if type(rule).admit is not Rule.admit]
+        self._filling = [rule for rule in self._rules if type(rule).is_full is not Rule.is_full]
         self._pace = PromptPace()
         self._lookahead = Lookahead(config, self.kv, num_stages)
         self._in_flight: deque[StepPlan] = deque()
@@ -319,18 +322,23 @@ class Scheduler:
             return
         self._pace_prompts(plan)
         passed: list[Request] = []
+        num_refused = 0
         for request in self._offered():
-            refusing = next((rule for rule in self._rules if not rule.admit(request, plan)), None)
+            refusing = next((rule for rule in self._admitting if not rule.admit(request, plan)), None)
             if refusing is None:
                 self._start(request, plan)
                 for earlier in self._waiting_before(request) if self._policy.asks_cache else passed:
                     earlier.num_overtaken += 1
                 if self._is_full(plan):
                     return
-            elif refusing.keeps_place:
+                continue
+            num_refused += 1
+            if refusing.keeps_place:
                 if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
                     return
                 passed.append(request)
+            if num_refused == MAX_EXAMINED:
+                return
 
     def _offered(self) -> Iterable[Request]:
         """Return the first waiting requests in the order in which they may start.
@@ -338,8 +346,10 @@ class Scheduler:
         Before those that the policy finds worth more to start now come those that lost their blocks, and
         those that were overtaken as often as is allowed.
         """
-        waiting = self._tracker.waiting.first(MAX_EXAMINED)
-        return sorted(waiting, key=self._disadvantage) if self._policy.asks_cache else waiting
+        first = self._tracker.waiting.first
+        if self._policy.asks_cache:
+            return sorted(first(MAX_EXAMINED), key=self._disadvantage)
+        return first(MAX_EXAMINED + self._config.max_num_seqs)
 
     def _disadvantage(self, request: Request) -> tuple[bool, float]:
         if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
@@ -356,7 +366,7 @@ class Scheduler:
         return [other for other in first if (other.standing.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
-        return any(rule.is_full(plan) for rule in self._rules)
+        return any(rule.is_full(plan) for rule in self._filling)
 
     def _start(self, request: Request, plan: StepPlan) -> None:
         """Let an admitted request run, from the beginning that it shares."""

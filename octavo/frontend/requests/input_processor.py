@@ -8,6 +8,7 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -96,6 +97,8 @@ class InputProcessor:
         self.sources = Sources(config, self.media, self.speech, self.tokenize)
         self._passes_on = passes_on(config.cache.kv_transfer_config)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
+        self._ids = map(f"{uuid4().hex}-{{}}".format, count())
+        """For the core: of texts that come by thousands, a random number each takes longer than the rest."""
 
     def close(self) -> None:
         """End the processes that check grammars; may be called twice."""
@@ -190,7 +193,7 @@ class InputProcessor:
         adapter = self.adapters.resolve(options.lora_request, ids)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
-            request_id=uuid4().hex,
+            request_id=next(self._ids),
             prompt_token_ids=ids,
             spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter, media=media),
             limits=Limits(max_tokens=1),
@@ -295,17 +298,17 @@ class InputProcessor:
                 f"Token id {outside} is out of vocabulary (0 to {vocab_size - 1}).", "prompt_token_ids"
             )
 
-    def _too_long(self, count: str) -> PromptTooLong:
+    def _too_long(self, num_tokens: str) -> PromptTooLong:
         if self._config.pooling is not None:
             return PromptTooLong(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
-                f"{count} tokens in the input for {self._config.pooling.tasks[0]}. Please reduce the "
+                f"{num_tokens} tokens in the input for {self._config.pooling.tasks[0]}. Please reduce the "
                 "length of the input, or set truncate_prompt_tokens.",
                 "prompt",
             )
         return PromptTooLong(
             f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
-            f"{count} input tokens, and at least one token must be left for the output. "
+            f"{num_tokens} input tokens, and at least one token must be left for the output. "
             "Please reduce the length of the prompt.",
             "prompt",
         )
@@ -393,7 +396,5 @@ class InputProcessor:
         given = eos if isinstance(eos, list) else [] if eos is None else [eos]
         if not all(isinstance(token_id, int) for token_id in given):
             raise BadCheckpoint(f"eos_token_id must be a token's id, or a list of ids; found {eos!r:.100}")
-        ids = set(given)
-        if self._tokenizer is not None:
-            ids |= self._tokenizer.end_ids
+        ids = set(given) | (set() if self._tokenizer is None else self._tokenizer.end_ids)
         return sorted(i for i in ids if isinstance(i, int) and 0 <= i < self._limits.vocab_size)

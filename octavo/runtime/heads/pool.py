@@ -88,16 +88,15 @@ class PoolHead(Head):
 
     def _take(self, work: Work, hidden: Tensor, request_ids: list[str]) -> list[_Whole]:
         """Return the prompts that are complete; keep the hidden states of the others."""
-        starts, taken = work.starts.tolist(), []
+        taken, parts = [], hidden.split_with_sizes(np.diff(work.starts).tolist())
         is_last = (work.ends == self._state.num_tokens[work.rows]).tolist()
-        for index, row in enumerate(work.rows.tolist()):
-            part = hidden[starts[index] : starts[index + 1]]
+        for index, (row, part) in enumerate(zip(work.rows.tolist(), parts, strict=True)):
             if not is_last[index]:
                 self._earlier.setdefault(row, []).append(part.clone())
                 continue
-            if row in self._earlier:
-                part = torch.cat([*self._earlier.pop(row), part])
-            taken.append(_Whole(request_ids[index], row, self._wanted[row], part))
+            earlier = self._earlier.pop(row, None)
+            states = torch.cat([*earlier, part]) if earlier else part
+            taken.append(_Whole(request_ids[index], row, self._wanted[row], states))
         return taken
 
     def _pool_all(self, prompts: list[_Whole], model: Family) -> Tensor:

@@ -159,6 +159,13 @@ class MergeParts(Protocol):
         """
 
 
+PackedAttention = Callable[[HeadInputs, Ragged, Scores], Tensor | None]
+"""Attends requests of which the step has all tokens, to both sides, without a cache; returns a tensor like q.
+
+None where `PagedAttention` over a cache of the step has to.
+"""
+
+
 class PlainPrompts(NamedTuple):
     """New tokens of requests that have no others, with keys and values per head.
 
@@ -203,5 +210,6 @@ class AttentionKernels:
     latent_prompts: LatentPrompts | None = None
     merge_parts: MergeParts | None = None
     """None: as fast by torch's own."""
+    packed_attention: PackedAttention = lambda new, batch, scores: None
     input_precision: InputPrecision = "float32"
     """What `paged_attention` is best given where the user leaves the choice."""

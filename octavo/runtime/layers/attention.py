@@ -68,6 +68,8 @@ class Attention(nn.Module):
             if self._chunk:
                 group = batch.group_of_layer[layer_id]
                 tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2])
+        elif (packed := self._kernels.packed_attention(new, batch, self._scores)) is not None:
+            return packed.flatten(1)
         else:
             cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
         seen = self._backend.run(new, cache, tables, batch, self._scores).flatten(1)

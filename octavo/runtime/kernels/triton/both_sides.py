@@ -1,7 +1,8 @@
 """Attention to both sides, as encoders and the tokens of an image have it, by torch's fused kernels.
 
-Sequences of equal lengths are one call: keys and values are gathered from the paged cache for it. The lengths
-are read from the device by the first layer, which waits for them; none of these steps is captured.
+Whole requests in 16 bits are one call over packed tokens. Else sequences of equal lengths are one call: keys
+and values are gathered from the paged cache for it. The lengths are read from the device by the first layer,
+which waits for them; none of these steps is captured.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.attention import Ragged, Scores
+from octavo.runtime.kernels.attention import HeadInputs, Ragged, Scores
 from octavo.runtime.kernels.ref.cache import paged_attention as reference
+from octavo.runtime.kernels.triton.launch import has_matrix_units
+from octavo.runtime.kernels.triton.store import store_kv
+
+_LARGEST_HEAD = 256
 
 _MOST_KEYS = 1 << 20
 """Gathered at once."""
@@ -34,6 +39,26 @@ def attend_to_both_sides(
                 out[rows] = 0
                 continue
             out[rows] = _attend(q[rows], cache, block_tables[some], num_keys, scores)
+    return out
+
+
+def attend_packed(new: HeadInputs, batch: Ragged, scores: Scores) -> Tensor | None:
+    """See attention.PackedAttention; torch's kernel is FlashAttention-2 (https://arxiv.org/abs/2307.08691)."""
+    q, k, v, *changes = new
+    is_known = batch.longest_q > 0 and not scores.soft_cap and scores.sinks is None
+    is_narrow = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and has_matrix_units()
+    if not is_known or not is_narrow or q.shape[2] % 8 or q.shape[2] > _LARGEST_HEAD:
+        return None
+    if any(change is not None for change in changes):
+        pairs = q.new_empty((len(k), 2, 1, *k.shape[1:]))  # a cache whose blocks have one slot
+        q = store_kv(new, pairs, torch.arange(len(k), device=k.device))
+        k, v = pairs[:, 0, 0], pairs[:, 1, 0]
+    bounds, side = batch.cu_q_lens, scores.sliding_window - 1  # -1 = no window
+    lengths = bounds, bounds, batch.longest_q, batch.longest_q
+    window = {"window_size_left": side, "window_size_right": side}
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, *lengths, 0.0, False, False, scale=scores.scale, **window
+    )[0]
     return out
 
 

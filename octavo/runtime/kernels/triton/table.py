@@ -21,6 +21,7 @@ from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise
 from octavo.runtime.kernels.triton.adapters import LowRankChanges, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
+from octavo.runtime.kernels.triton.both_sides import attend_packed
 from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
 from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
@@ -47,6 +48,7 @@ def cuda_table() -> KernelTable:
             elementwise.rotary_tables,
             latent_prompts,
             merge_parts,
+            attend_packed,
         ),
         norms=NormKernels(elementwise.rms_norm, elementwise.add_norm, layer_norm=elementwise.layer_norm),
         activate=elementwise.activate,
