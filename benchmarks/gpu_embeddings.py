@@ -3,9 +3,10 @@
     python benchmarks/record.py gpu-embeddings python -m benchmarks.gpu_embeddings [TOKENIZER]
 
 Random weights in bfloat16, mean pooling, texts of 512 and of 50 tokens. TOKENIZER: a folder with BERT's, by
-default that of the built-in MiniLM. Over HTTP 16 clients post lists of texts and read bytes.
-sentence-transformers, where it is installed, takes the same texts in its batches. Prints a JSON line for each
-length: the best of the rounds, and the least cosine between vectors of the two.
+default that of the built-in MiniLM. Over HTTP 16 clients post lists of texts and read bytes, of one server
+and of several that share the GPU. sentence-transformers, where it is installed, takes the same texts in its
+batches. Prints a JSON line for each length: the best of the rounds, and the least cosine between vectors of
+the two.
 """
 
 import argparse
@@ -31,9 +32,9 @@ from octavo.base.hub import installed
 
 SHAPE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 WORDS = ("the", "sea", "is", "calm", "and", "quiet", "river", "through", "old", "town", "where", "people")
-COUNTS = {512: 4096, 50: 24576}
+COUNTS = {512: 8192, 50: 49152}
 OF_REQUEST, CLIENTS = 256, 16
-OPTIONS = {"dtype": "bfloat16", "max_num_batched_tokens": 32768, "max_num_seqs": 1024}
+OPTIONS = {"dtype": "bfloat16", "max_num_batched_tokens": 32768, "max_num_seqs": 2048}
 
 
 def write(folder: Path, tokenizer: Path) -> None:
@@ -82,6 +83,7 @@ def serving(folder: Path, processes: int):
         port = free.getsockname()[1]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     flags += [f"--api-server-count={processes}"] if processes > 1 else []
+    flags += ["--gpu-memory-utilization=0.3", "--disable-access-log"]
     command = [sys.executable, "-m", "octavo", "serve", str(folder), "--port", str(port), *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -95,7 +97,7 @@ def serving(folder: Path, processes: int):
         process.wait(30)
 
 
-def over_http(port: int, texts: list[str]) -> None:
+def over_http(ports: list[int], texts: list[str]) -> None:
     bodies = [
         json.dumps(
             {"input": texts[i : i + OF_REQUEST], "encoding_format": "bytes_only", "embed_dtype": "float16"}
@@ -104,7 +106,7 @@ def over_http(port: int, texts: list[str]) -> None:
     ]
 
     def client(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = http.client.HTTPConnection("127.0.0.1", ports[number % len(ports)])
         for body in bodies[number::CLIENTS]:
             connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -128,7 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tokenizer", nargs="?", default="")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=4, help="API processes of the server")
+    parser.add_argument("--processes", type=int, default=6, help="API processes of all servers")
+    parser.add_argument("--servers", type=int, nargs="+", default=[1, 2], help="that share the GPU")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "bert-base")
@@ -146,12 +149,16 @@ def main() -> None:
                 )
                 took = best(lambda texts=texts: llm.embed(texts, use_tqdm=False), args.rounds)
                 rows[length]["offline_tokens_per_s"] = round(length * count / took)
-        with serving(folder, args.processes) as port:
-            for length, count in COUNTS.items():
-                texts = texts_of(length, count)
-                over_http(port, texts[:2048])
-                took = best(lambda texts=texts: over_http(port, texts), args.rounds)
-                rows[length]["http_tokens_per_s"] = round(length * count / took)
+        for num_servers in args.servers:
+            with contextlib.ExitStack() as servers:
+                each = args.processes // num_servers
+                ports = [servers.enter_context(serving(folder, each)) for _ in range(num_servers)]
+                for length, count in COUNTS.items():
+                    texts = texts_of(length, count)
+                    over_http(ports, texts[:4096])
+                    took = best(lambda t=texts, p=ports: over_http(p, t), args.rounds)
+                    name = f"http_{num_servers}_servers_tokens_per_s"
+                    rows[length][name] = round(length * count / took)
         peer = peer_of(folder)
         for length, count in COUNTS.items():
             if peer is not None:
