@@ -1,6 +1,7 @@
 """MiniLM as users have it, offline and over HTTP, against transformers' BERT and the rule of its folder.
 
-OCTAVO_EMBEDDED_TEXTS=2000 takes as many texts.
+OCTAVO_EMBEDDED_TEXTS=2000 takes as many texts. Where sentence-transformers is installed, 2,000 are compared
+with its vectors.
 """
 
 import asyncio
@@ -107,14 +108,14 @@ def decoded(answer, encoding, order):
     return np.array(rows, np.float32)
 
 
-@on_one_loop
-async def test_over_http_in_any_batch_and_form(client, expected):
-    rng, found = random.Random(1), np.zeros_like(expected)
-    left = rng.sample(range(len(TEXTS)), len(TEXTS))
+async def vectors_over_http(client, texts, seed):
+    """Of batches of any size and order, in any form."""
+    rng, found = random.Random(seed), np.zeros((len(texts), 384), np.float32)
+    left = rng.sample(range(len(texts)), len(texts))
 
     async def ask(indexes):
         encoding, endianness = rng.choice(["float", "base64", "bytes"]), rng.choice(["little", "big"])
-        body = {"input": [TEXTS[i] for i in indexes], "truncate_prompt_tokens": -1}
+        body = {"input": [texts[i] for i in indexes], "truncate_prompt_tokens": -1}
         body |= {"encoding_format": encoding} | ({} if encoding == "float" else {"endianness": endianness})
         answer = await client.post("/v1/embeddings", json=body)
         assert answer.status_code == 200, answer.text
@@ -126,9 +127,28 @@ async def test_over_http_in_any_batch_and_form(client, expected):
         batches.append(left[:size])
         left = left[size:]
     await asyncio.gather(*map(ask, batches))
+    return found
+
+
+@on_one_loop
+async def test_over_http_in_any_batch_and_form(client, expected):
+    found = await vectors_over_http(client, TEXTS, 1)
     assert np.abs(found - expected).max() <= TOLERANCE
     again = await client.post("/v1/embeddings", json={"input": TEXTS[5], "encoding_format": "bytes"})
     assert again.content == found[5].tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the other library
+@on_one_loop
+async def test_equals_sentence_transformers(client):
+    library, texts = pytest.importorskip("sentence_transformers"), make_texts(2000)
+    model = library.SentenceTransformer(str(installed("minilm")), device="cpu")
+    wanted = model.encode(texts, batch_size=16, show_progress_bar=False)
+    found = await vectors_over_http(client, texts, 1)
+    assert np.abs(found - wanted).max() <= TOLERANCE
+    assert np.abs(np.roll(found, 1, 0) - wanted).max() > 1e-2
+    assert (await vectors_over_http(client, texts, 2)).tobytes() == found.tobytes()
 
 
 def test_offline(llm, expected):
