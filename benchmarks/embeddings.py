@@ -43,9 +43,9 @@ for line in sys.stdin:
 class Peer:
     """sentence-transformers in a process of its own."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, program: str = PEER, folder: str = "") -> None:
         self._vectors = Path(tempfile.mkdtemp(), "vectors.npy")
-        command = [python, "-c", PEER, str(installed("minilm"))]
+        command = [python, "-c", program, folder or str(installed("minilm"))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def encode(self, texts):
