@@ -86,16 +86,12 @@ class Scheduler:
             ChunkRule(),
             StaggeredPrefillRule(self._tracker.waiting),
         ]
-        # Asked for each request that starts: what does not override a condition need not be.
         self._admitting = [rule for rule in self._rules if type(rule).admit is not Rule.admit]
-        self._filling = [rule for rule in self._rules if type(rule).is_full is not Rule.is_full]
-        self._pace = PromptPace()
+        self._pace, self._matchers = PromptPace(), matchers
         self._lookahead = Lookahead(config, self.kv, num_stages)
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
-        self._matchers = matchers
-        self._num_added = self._num_steps = self._num_timeouts = 0
-        self._prefix_queries = self._prefix_hits = 0
+        self._num_added = self._num_steps = self._num_timeouts = self._prefix_queries = self._prefix_hits = 0
 
     @property
     def has_requests(self) -> bool:
@@ -322,7 +318,6 @@ class Scheduler:
             return
         self._pace_prompts(plan)
         passed: list[Request] = []
-        num_refused = 0
         for request in self._offered():
             refusing = next((rule for rule in self._admitting if not rule.admit(request, plan)), None)
             if refusing is None:
@@ -331,14 +326,11 @@ class Scheduler:
                     earlier.num_overtaken += 1
                 if self._is_full(plan):
                     return
-                continue
-            num_refused += 1
-            if refusing.keeps_place:
-                if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
+            elif refusing.keeps_place:
+                has_waited = request.num_overtaken >= MAX_OVERTAKEN
+                if has_waited or request.status is RequestStatus.PREEMPTED or len(passed) == MAX_EXAMINED:
                     return
                 passed.append(request)
-            if num_refused == MAX_EXAMINED:
-                return
 
     def _offered(self) -> Iterable[Request]:
         """Return the first waiting requests in the order in which they may start.
@@ -346,17 +338,15 @@ class Scheduler:
         Before those that the policy finds worth more to start now come those that lost their blocks, and
         those that were overtaken as often as is allowed.
         """
-        first = self._tracker.waiting.first
-        if self._policy.asks_cache:
-            return sorted(first(MAX_EXAMINED), key=self._disadvantage)
-        return first(MAX_EXAMINED + self._config.max_num_seqs)
+        asks = self._policy.asks_cache
+        waiting = self._tracker.waiting.first(MAX_EXAMINED + (0 if asks else self._config.max_num_seqs))
+        return sorted(waiting, key=self._disadvantage) if asks else waiting
 
     def _disadvantage(self, request: Request) -> tuple[bool, float]:
         if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
             return (False, 0.0)
-        request.num_cached_blocks = self.kv.count_cached(
-            request.chain, request.token_ids, request.num_cached_blocks
-        )
+        near = request.num_cached_blocks
+        request.num_cached_blocks = self.kv.count_cached(request.chain, request.token_ids, near)
         return (True, -self._policy.worth(request, request.num_cached_blocks))
 
     def _waiting_before(self, request: Request) -> list[Request]:
@@ -366,7 +356,7 @@ class Scheduler:
         return [other for other in first if (other.standing.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
-        return any(rule.is_full(plan) for rule in self._filling)
+        return any(rule.is_full(plan) for rule in self._rules)
 
     def _start(self, request: Request, plan: StepPlan) -> None:
         """Let an admitted request run, from the beginning that it shares."""
