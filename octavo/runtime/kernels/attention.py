@@ -160,10 +160,7 @@ class MergeParts(Protocol):
 
 
 PackedAttention = Callable[[HeadInputs, Ragged, Scores], Tensor | None]
-"""Attends requests of which the step has all tokens, to both sides, without a cache; returns a tensor like q.
-
-None where `PagedAttention` over a cache of the step has to.
-"""
+"""Attends whole requests to both sides, without a cache; None where `PagedAttention` has to."""
 
 
 class PlainPrompts(NamedTuple):

@@ -11,8 +11,6 @@ from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.platforms.platform import Platform
 
 __all__ = ["CPUPlatform", "free_bytes"]
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
-_LARGEST_CHUNK, _MOST_KEPT = 1 << 25, 1 << 28
 
 
 class CPUPlatform(Platform):
@@ -28,7 +26,9 @@ class CPUPlatform(Platform):
         """
         super().__init__(torch.device("cpu"), cpu_table(threads, snapshot))
         torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
-        _keep_freed_memory()
+        # glibc keeps what a step frees for the next: to map it anew takes a sixth of the time of long steps.
+        if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+            mallopt(-3, 1 << 25), mallopt(-1, 1 << 28)  # most bytes of what is kept, and in all
 
     @property
     def machine(self) -> str:
@@ -41,10 +41,3 @@ class CPUPlatform(Platform):
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return float32 always: 16-bit weights are widened inside the kernels."""
         return torch.float32
-
-
-def _keep_freed_memory() -> None:
-    """Let the next step have what one frees: to map it anew takes a sixth of the time of long steps."""
-    if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        set_option(_MMAP_THRESHOLD, _LARGEST_CHUNK)
-        set_option(_TRIM_THRESHOLD, _MOST_KEPT)

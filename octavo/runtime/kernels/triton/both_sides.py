@@ -44,21 +44,18 @@ def attend_to_both_sides(
 
 def attend_packed(new: HeadInputs, batch: Ragged, scores: Scores) -> Tensor | None:
     """See attention.PackedAttention; torch's kernel is FlashAttention-2 (https://arxiv.org/abs/2307.08691)."""
-    q, k, v, *changes = new
-    is_known = batch.longest_q > 0 and not scores.soft_cap and scores.sinks is None
+    (q, k, v, *changes), size, bounds = new, new.q.shape[2], batch.cu_q_lens
     is_narrow = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and has_matrix_units()
-    if not is_known or not is_narrow or q.shape[2] % 8 or q.shape[2] > _LARGEST_HEAD:
+    is_plain = batch.longest_q > 0 and not scores.soft_cap and scores.sinks is None
+    if not (is_narrow and is_plain) or size % 8 or size > _LARGEST_HEAD:
         return None
     if any(change is not None for change in changes):
         pairs = q.new_empty((len(k), 2, 1, *k.shape[1:]))  # a cache whose blocks have one slot
         q = store_kv(new, pairs, torch.arange(len(k), device=k.device))
         k, v = pairs[:, 0, 0], pairs[:, 1, 0]
-    bounds, side = batch.cu_q_lens, scores.sliding_window - 1  # -1 = no window
-    lengths = bounds, bounds, batch.longest_q, batch.longest_q
-    window = {"window_size_left": side, "window_size_right": side}
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, *lengths, 0.0, False, False, scale=scores.scale, **window
-    )[0]
+    given = q, k, v, bounds, bounds, batch.longest_q, batch.longest_q, 0.0, False, False
+    sides = dict.fromkeys(("window_size_left", "window_size_right"), scores.sliding_window - 1)  # -1: none
+    out: Tensor = torch.ops.aten._flash_attention_forward(*given, scale=scores.scale, **sides)[0]
     return out
 
 
