@@ -18,4 +18,5 @@ class Affine(Layer):
         self._bias, self._function = self.make_vector(build, vector(shape[0]), "bias"), function
 
     def forward(self, x: Tensor, **how: Any) -> Tensor:
+        """Return what the function makes of x, the kernel and the bias; `how` goes to the function."""
         return self._function(x, self._weight, self._bias, **how)
