@@ -31,10 +31,11 @@ SHAPE = {
     "decoder_attention_heads": 6,
     "encoder_ffn_dim": 1536,
     "decoder_ffn_dim": 1536,
+    "decoder_start_token_id": 50258,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-PROMPT = [50258, 50259, 50359, 50363]
+PROMPT = [SHAPE["decoder_start_token_id"], 50259, 50359, 50363]
 END = 50257
 
 
