@@ -24,7 +24,7 @@ def models(tmp_path_factory):
         "two": llama | {"num_key_value_heads": 2},
         "latent": tiny_config("DeepseekV2ForCausalLM"),
         "states": tiny_config("Qwen3NextForCausalLM") | {"num_key_value_heads": 1},
-        "window": tiny_config("Gemma3ForCausalLM"),
+        "window": tiny_config("Gemma3ForCausalLM") | {"num_key_value_heads": 1},
     }
     return {kind: save(make_oracle(config), folder / kind) for kind, config in configs.items()}
 
