@@ -21,10 +21,12 @@ from octavo.runtime.kernels.adapters import ENTRY, LowRankTable, shares_of_input
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     cdiv,
+    fits,
     is_last,
     overlapped,
     power_of_2,
     release,
+    stages,
     wait,
 )
 
@@ -227,7 +229,10 @@ class LowRankChanges:
         dot = x.dtype if x.dtype == table.dtype else torch.float32
         tile_r, tile_k = 16 if table.most_rank <= 16 else 32, 32 if dot == torch.float32 else 128
         is_few = tokens <= _FEW_TOKENS
-        tile_n = 128 if is_few or table.dtype == torch.float32 else 256
+        step = max(16, min(64, power_of_2(table.most_rank)))
+        is_wide = not is_few and table.dtype != torch.float32
+        row = (step + _TILE) * table.dtype.itemsize  # of a stage: a column of `up` and of `out`
+        tile_n = 256 if is_wide and fits(3, 256 * row, 1280 * _TILE) else 128
         splits, width = shares_of_inputs(inputs), parts * table.most_rank
         tiles = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
         per_block = max(1, min(8, num_groups * tiles // _PROGRAMS))
@@ -268,11 +273,11 @@ class LowRankChanges:
             BIASED=bias is not None,
             ALIGNED=not any(bound % 16 for bound in table.kept_bounds),
             TILE=_TILE,
-            STEP=max(16, min(64, power_of_2(table.most_rank))),
+            STEP=step,
             TILE_R=tile_r,
             TILE_K=tile_k,
             TILE_N=tile_n,
-            num_stages=3,
+            num_stages=stages(3, tile_n * row, 5 * tile_n * _TILE),
             **how,
         )
 
