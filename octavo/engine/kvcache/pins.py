@@ -66,7 +66,7 @@ class Pins:
         """Pin what the cache has of `token_ids`; None if it has nothing, or if there is no room for it."""
         self.expire()
         prefix = self._kv.match(chain, token_ids, 0)
-        if not prefix.num_tokens or len(prefix.outside) > self._kv.pool.num_free:
+        if not prefix.num_tokens or not self._can_open(prefix):
             return None
         digests = chain.digests[: prefix.num_tokens // self._kv.hash_block_size]
         until_s = self._clock() + retention.seconds
@@ -90,6 +90,14 @@ class Pins:
         self.num_blocks = len(self._held())
         self._next_end_s = min(self._next_end_s, until_s)
         return pin
+
+    def _can_open(self, prefix: SharedPrefix) -> bool:
+        """Return True if there are blocks for what is outside the pool, besides those of what is in it."""
+        kv, end = self._kv, prefix.num_tokens
+        groups = zip(kv.groups, prefix.blocks, strict=True)
+        live = {block for group, blocks in groups for block in blocks[group.first_needed(end) :]}
+        num_unused = sum(kv.pool.ref_count(block) == 0 for block in live - {NULL_BLOCK})
+        return num_unused + len(prefix.outside) <= kv.pool.num_free
 
     def check(self, num_tokens: int) -> None:
         """Raise RequestError if a firm pin of so many tokens is beyond the budget."""
