@@ -244,8 +244,7 @@ class LowRankChanges:
         else:
             inner = torch.empty(splits * tokens * width, dtype=torch.float32, device=x.device)
             counters = torch.zeros(2 * num_groups, dtype=torch.int32, device=x.device)
-        if how["PDL"]:
-            how = how | {"maxnreg": _REGISTERS}
+        how = how | ({"maxnreg": _REGISTERS} if how["PDL"] else {})
         shrinks = parts * cdiv(table.most_rank, tile_r) * splits
         _change_kernel[(num_groups * (shrinks + blocks),)](
             x,
