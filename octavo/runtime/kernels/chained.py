@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -116,3 +117,9 @@ class ChainKernels:
     verify: VerifyDrafts
     link: LinkGuesses
     look_up: LookUp
+
+
+def slots_of(tables: Tensor, places: Tensor, block_size: int, is_kept: Tensor) -> Tensor:
+    """Return the cache slots of these places, -1 where nothing is kept. tables: [n, max_blocks]"""
+    blocks = tables.gather(1, (places // block_size)[:, None])[:, 0].long()
+    return torch.where(is_kept, blocks * block_size + places % block_size, -1)

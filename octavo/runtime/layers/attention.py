@@ -62,17 +62,17 @@ class Attention(nn.Module):
                 k = k / k_scale
             else:
                 norms = norms._replace(k_weight=norms.k_weight / k_scale)
-        new, layer_id = HeadInputs(q, k, v, rotation, norms, q_factors), self.layer_id
+        new, layer_id, seen = HeadInputs(q, k, v, rotation, norms, q_factors), self.layer_id, None
         if self.is_causal:
             cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
             if self._chunk:
                 group = batch.group_of_layer[layer_id]
                 tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2])
-        elif (packed := self._kernels.packed_attention(new, batch, self._scores)) is not None:
-            return packed.flatten(1)
-        else:
+        elif (seen := self._kernels.packed_attention(new, batch, self._scores)) is None:
             cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
-        seen = self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
+        if seen is None:
+            seen = self._backend.run(new, cache, tables, batch, self._scores)
+        seen = seen.flatten(1)
         return seen if self._kv_scales is None else seen * self._kv_scales[1]
 
     def see_chunks(self, size: int) -> None:

@@ -33,10 +33,8 @@ class _Block(nn.Module):
     def __init__(self, audio: Config, build: BuildContext) -> None:
         super().__init__()
         size, self._kernel, norm = size_of(audio, "hidden_size"), size_of(audio, "kernel_size"), read_norm({})
-        dense, heads = (
-            read_dense({**audio, "activation": "silu"}, bias=True),
-            read_heads(audio, is_causal=False, qkv_bias=True, out_bias=True),
-        )
+        dense = read_dense({**audio, "activation": "silu"}, bias=True)
+        heads = read_heads(audio, is_causal=False, qkv_bias=True, out_bias=True)
         for name in _NORMS:
             self.add_module(name, make_norm(norm, build.at(name), size))
         self.mlp_in, self.mlp_out = (MLP(dense, build.at(name), size) for name in ("mlp_in", "mlp_out"))

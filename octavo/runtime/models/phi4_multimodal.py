@@ -56,11 +56,8 @@ class Phi4MultimodalEncoder(MediaEncoder):
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
         vision: Config = SIGLIP_SO | _VISION | config["vision_config"]
-        arch, patch, side = (
-            read_tower(vision, patch_bias=True),
-            size_of(vision, "patch_size"),
-            size_of(vision, "image_size"),
-        )
+        arch = read_tower(vision, patch_bias=True)
+        patch, side = size_of(vision, "patch_size"), size_of(vision, "image_size")
         expect(vision, crop_size=side)
         self._patch_size, self._grid = patch, side // patch
         if self._grid % 2:

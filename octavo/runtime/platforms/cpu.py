@@ -28,7 +28,8 @@ class CPUPlatform(Platform):
         torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
         # glibc keeps what a step frees for the next: to map it anew takes a sixth of the time of long steps.
         if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-            mallopt(-3, 1 << 25), mallopt(-1, 1 << 28)  # most bytes of what is kept, and in all
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: most bytes of an allocation that is kept
+            mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD: most bytes in all
 
     @property
     def machine(self) -> str:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.chained import ChainKernels, ChainRows
-from octavo.runtime.kernels.ref.chained import slots_of
+from octavo.runtime.kernels.chained import ChainKernels, ChainRows, slots_of
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -60,12 +59,8 @@ class Links:
     ) -> None:
         self.batch, self.hidden, self.lasts, self.end = batch, hidden, lasts, end
         assert steps.sampler is not None
-        self.inputs, self.state, self.kernels, self._sampler = (
-            inputs,
-            steps.state,
-            steps.kernels,
-            steps.sampler,
-        )
+        self.inputs, self.state = inputs, steps.state
+        self.kernels, self._sampler = steps.kernels, steps.sampler
         self.rows, self._tables = inputs.rows[lasts], steps.tables[:, lasts]
         sizes, spare_place = steps.state.block_sizes, steps.state.spare_place
         self._ahead = steps.kernels.link(
@@ -108,10 +103,8 @@ class Links:
         """
         numbers, lasts = torch.arange(count + 1, device=self.lasts.device), self.lasts
         wanted = self.inputs.num_wanted[lasts].clamp(min=0)[:, None]
-        last_places, last_positions = (
-            self.batch.kv_lens[lasts].long()[:, None] - 1,
-            self.batch.positions[lasts],
-        )
+        last_places = self.batch.kv_lens[lasts].long()[:, None] - 1
+        last_positions = self.batch.positions[lasts]
         is_live = ((numbers <= wanted) & (wanted > 0)).flatten()
         behind = torch.where(is_live, (last_places + 1 + numbers).flatten(), 0)
         positions = torch.where(is_live, (last_positions[:, None] + 1 + numbers).flatten(), 0)

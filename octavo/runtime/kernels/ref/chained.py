@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.messages.step import UNTOLD
-from octavo.runtime.kernels.chained import Ahead, ChainKernels, ChainRows
-
-
-def slots_of(tables: Tensor, places: Tensor, block_size: int, is_kept: Tensor) -> Tensor:
-    """Return the cache slots of these places, -1 where nothing is kept. tables: [n, max_blocks]"""
-    blocks = tables.gather(1, (places // block_size)[:, None])[:, 0].long()
-    return torch.where(is_kept, blocks * block_size + places % block_size, -1)
+from octavo.runtime.kernels.chained import Ahead, ChainKernels, ChainRows, slots_of
 
 
 def move_rows(
