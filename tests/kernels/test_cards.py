@@ -57,6 +57,13 @@ def test_what_a_dense_model_launches(card):
     assert all(form["registers"] > 8 for form in forms), "the compiler's output was not understood"
 
 
+def test_a_form_of_every_kernel():
+    """Whatever an engine on the card that most are measured on may launch: one fault here and it does not start."""
+    forms = compiled("sm_90", "1")
+    assert len(forms) > 45
+    assert list(faults("sm_90", forms)) == []
+
+
 @pytest.mark.opt_in("OCTAVO_TEST_CARDS")
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("card", [*NVIDIA, *AMD])

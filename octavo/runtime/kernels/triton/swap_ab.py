@@ -23,17 +23,17 @@ from octavo.runtime.kernels.triton.split_keys import finish, own_split
 # fmt: off
 @triton.jit
 def _step(
-    state, k, v, query, num_seen, scale, soft_cap,
+    state, k, v, query, num_past, scale, soft_cap,
     TILE_K: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Attend to one tile of keys, `num_seen` of which have been seen: new (maxima, sums, weighted values)."""
+    """Attend to one tile of keys, without its first `num_past`: new (maxima, sums, weighted values)."""
     maxima, sums, total = state
     scores = tl.dot(k.to(DOT), query, input_precision="ieee")
     if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
         scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scale * scores))
         scale = 1.0
-    if num_seen > 0:
-        scores = tl.where((tl.arange(0, TILE_K) >= num_seen)[:, None], scores, float("-inf"))
+    if num_past > 0:
+        scores = tl.where((tl.arange(0, TILE_K) >= num_past)[:, None], scores, float("-inf"))
     higher = tl.maximum(maxima, tl.max(scores, 0) * scale)
     weights = tl.exp2(scores * scale - higher[None, :])
     fade = tl.exp2(maxima - higher)[None, :]
@@ -42,7 +42,8 @@ def _step(
 
 
 @triton.jit(
-    do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
+    do_not_specialize=["stride_table"],
+    do_not_specialize_on_alignment=["block_tables", "kv_lens", "num_seen", "told"],
 )
 def swap_ab_kernel(
     q, halves, block_tables, kv_lens, out, partial, log_sums, counters,
@@ -70,13 +71,13 @@ def swap_ab_kernel(
     sums = tl.where((tl.arange(0, TILE_K) == 0)[:, None], sums[None, :], 0.0)
     state = maxima, sums, tl.zeros([D, TILE_M], tl.float32)
     for start in range(first_key, end_key, TILE_K):
-        num_seen = tl.maximum(start + TILE_K - end_key, 0)
-        half, slot = next_blocks * 2, start % BLOCK_SIZE - num_seen
+        num_past = tl.maximum(start + TILE_K - end_key, 0)
+        half, slot = next_blocks * 2, start % BLOCK_SIZE - num_past
         next_key = start + TILE_K
         next_blocks = tl.load(table + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
         k = halves.load([half, slot, head * D]).reshape(TILE_K, D)
         v = halves.load([half + 1, slot, head * D]).reshape(TILE_K, D)
-        state = _step(state, k, v, query, num_seen, scale, soft_cap, TILE_K, CAPPED, DOT)
+        state = _step(state, k, v, query, num_past, scale, soft_cap, TILE_K, CAPPED, DOT)
     release(PDL)
     maxima, sums, total = state
     finish(
