@@ -58,7 +58,7 @@ def test_what_a_dense_model_launches(card):
 
 
 def test_a_form_of_every_kernel():
-    """Whatever an engine on the card that most are measured on may launch: one fault here and it does not start."""
+    """An engine does not start where one of them fails to."""
     forms = compiled("sm_90", "1")
     assert len(forms) > 45
     assert list(faults("sm_90", forms)) == []
