@@ -54,7 +54,7 @@ def _weights(up: Mapping[str, str], down: str, merger: Sequence[str]) -> dict[st
 
 
 class Qwen2VLEncoder(MediaEncoder):
-    """Reads `pixel_values`, [P, patch], and `grid_thw`, [3], of each item; `seconds`, [1], of videos."""
+    """Reads `pixel_values`, [P, 3, pixels of 1 or 2 frames], and `grid_thw`, [3]; `seconds`, [1], of videos."""
 
     WEIGHTS: ClassVar = _weights({"fc1": ""}, "fc2", ("ln_q", "mlp.0", "mlp.2"))
     DEFAULTS: ClassVar[Config] = _COMMON | {"hidden_size": 1280, "mlp_ratio": 4, "hidden_act": "quick_gelu"}
@@ -91,7 +91,9 @@ class Qwen2VLEncoder(MediaEncoder):
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         grids: list[Grid] = [tuple(item["grid_thw"].tolist()) for item in items]
-        embeds = self.project(torch.cat([item["pixel_values"] for item in items]), grids)
+        pair, area = size_of(self.vision, "temporal_patch_size"), size_of(self.vision, "patch_size") ** 2
+        patches = [item["pixel_values"].unflatten(-1, (-1, area)).expand(-1, -1, pair, -1) for item in items]
+        embeds = self.project(torch.cat(patches).flatten(1), grids)
         return list(torch.split(embeds, [t * h * w // self._merge**2 for t, h, w in grids]))
 
     def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:

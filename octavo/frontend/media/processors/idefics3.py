@@ -43,8 +43,12 @@ class Idefics3Processor(ImageProcessor):
             frames.append(pixels.resized(image, side, side, resample) if rows else image)
         else:
             frames = [pixels.resized(image, side, side, resample)]
-        values = [pixels.normalised(np.asarray(frame), settings) for frame in frames]
-        return {"pixel_values": np.stack(values), "grid": np.array([rows, columns])}
+        values = np.stack([np.asarray(frame) for frame in frames]).transpose(0, 3, 1, 2)
+        return {
+            "pixel_values": np.ascontiguousarray(values),
+            "levels": pixels.levels(settings),
+            "grid": np.array([rows, columns]),
+        }
 
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         squares = self._square(arrays)
@@ -113,6 +117,7 @@ class SmolVLMProcessor(Idefics3Processor):
         times = [index / video.fps for index in video.indices]
         return {
             "pixel_values": np.concatenate([square["pixel_values"] for square in squares]),
+            "levels": pixels.levels(settings),
             "times": np.array(times),
             "length": np.array([video.num_frames / video.fps]),
         }

@@ -158,20 +158,20 @@ def with_limits(settings: Settings) -> dict[str, Any]:
 
 
 def patches_of(frames: list[Image.Image], settings: Settings, size: tuple[int, ...]) -> Arrays:
-    """Return the patches of pairs of frames, [P, 3 * pair * side * side], square by square; an image is its
-    own pair. size: (height, width)
+    """Return the patches of pairs of frames, [P, 3, pair * side * side] uint8, square by square; what an
+    image shows twice is there once. size: (height, width)
     """
     side, merge, pair = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
     if settings.get("do_resize", True):
         height, width = size
         frames = [pixels.resized(frame, height, width, settings["resample"]) for frame in frames]
-    values = np.stack([pixels.normalised(np.asarray(frame), settings) for frame in frames])
-    values = np.concatenate([values, *[values[-1:]] * (-len(values) % pair)])
-    times, rows, columns = len(values) // pair, values.shape[2] // side, values.shape[3] // side
-    shape = times, pair, 3, rows // merge, merge, side, columns // merge, merge, side
-    patches = values.reshape(shape).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
-    grid = np.array([times, rows, columns])
-    return {"pixel_values": patches.reshape(times * rows * columns, -1), "grid_thw": grid}
+    pair = pair if len(frames) > 1 else 1
+    values = np.stack([np.asarray(frame) for frame in (*frames, *frames[-1:] * (-len(frames) % pair))])
+    times, rows, columns = len(values) // pair, values.shape[1] // side, values.shape[2] // side
+    shape = times, pair, rows // merge, merge, side, columns // merge, merge, side, 3
+    patches = values.reshape(shape).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    grid, table = np.array([times, rows, columns]), pixels.levels(settings)
+    return {"pixel_values": patches.reshape(times * rows * columns, 3, -1), "levels": table, "grid_thw": grid}
 
 
 def smart_size(
