@@ -18,7 +18,7 @@ from octavo.runtime.worker.media import read_features
 from octavo.runtime.worker.prepare import token_positions
 from tests import handmade_adapters
 from tests.tiny_image_embedders import CONFIGS as EMBEDDERS
-from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, save
+from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, numbers_of, save
 
 pytestmark = pytest.mark.matrix(3)
 
@@ -114,11 +114,12 @@ def test_pixels(architecture):
     for seed in range(4):
         [image] = make_images(1, seed)
         ours = processor.prepare(image, processor.settings)
+        given = ours | {"pixel_values": numbers_of(ours)}
         theirs = entry.inputs(hf_processor(architecture)([image], return_tensors="pt"))
         for name, expected in theirs.items():
             if name in ours:
                 np.testing.assert_array_equal(
-                    ours[name].reshape(expected.shape), expected.numpy(), err_msg=name
+                    given[name].reshape(expected.shape), expected.numpy(), err_msg=name
                 )
 
 
@@ -277,7 +278,7 @@ def test_videos(architecture):
     outputs = [llm.generate(request, PARAMS, use_tqdm=False)[0] for llm in llms]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
     video, still = media_of(llms[0], request)
-    patches, grid = video["pixel_values"], video["grid_thw"]
+    patches, grid = numbers_of(video), video["grid_thw"]
     assert grid.tolist()[0] == 3 and len(patches) == grid.prod()
     found = hf_processor(architecture)(frames, size=sizes["size"], return_tensors="np")
     halves = patches.reshape(3, -1, 3, 2, 49)
@@ -289,7 +290,7 @@ def test_videos(architecture):
         tokens = output.outputs[0].token_ids
         all_ids = torch.tensor([[*output.prompt_token_ids, *tokens[:-1]]])
         inputs = {
-            "pixel_values": torch.tensor(still["pixel_values"]),
+            "pixel_values": torch.tensor(numbers_of(still)),
             "image_grid_thw": torch.tensor(still["grid_thw"])[None],
             "pixel_values_videos": torch.tensor(patches),
             "video_grid_thw": torch.tensor(grid)[None],
@@ -407,7 +408,7 @@ def test_videos_as_rows_of_images(architecture):
     [output] = llm.generate(request, PARAMS, use_tqdm=False)
     video, still = media_of(llm, request)
     ids = torch.tensor([[*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]])
-    both = torch.tensor(np.concatenate([video["pixel_values"], still["pixel_values"]]))
+    both = torch.tensor(np.concatenate([numbers_of(video), numbers_of(still)]))
     with torch.inference_mode():
         given = both[None] if "SmolVLM" in architecture else both
         expected = oracle_of(architecture)[0](input_ids=ids, pixel_values=given).logits[0, -NUM_TOKENS:]
@@ -417,7 +418,7 @@ def test_videos_as_rows_of_images(architecture):
     processor = llm.llm_engine.input_processor.media.reader.processor
     whole = hf_processor(architecture)(frames, return_tensors="np", **UNCUT[architecture])
     pixels = whole["pixel_values"].reshape(3, 3, 28, 28)
-    np.testing.assert_array_equal(video["pixel_values"], pixels)
+    np.testing.assert_array_equal(numbers_of(video), pixels)
     processor.encode = lambda text: [text]
     said = "".join(str(part) for part in processor.video_tokens(video)).replace(f"{IMAGE}", "")
     assert said.replace("<image>", "") == FILMS[architecture]

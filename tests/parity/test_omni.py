@@ -16,7 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.base.errors import RequestError
 from octavo.runtime.models.qwen_omni import OmniEncoder
 from octavo.runtime.worker.media import read_features
-from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, save_tokenizer
+from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, numbers_of, save_tokenizer
 from tests.tiny_speech import RATE, SETTINGS, make_audio, spread
 
 SOUND, TOLERANCE = 116, 1e-4
@@ -141,7 +141,7 @@ def test_videos():
     [item] = llm.llm_engine.input_processor.process(request).engine_requests[0].spec.media
     found = {name: torch.tensor(read_features(part)) for name, part in item.features.items()}
     more = {
-        "pixel_values_videos": found["pixel_values"],
+        "pixel_values_videos": torch.tensor(numbers_of(found)),
         "video_grid_thw": found["grid_thw"][None],
         "video_second_per_grid": found["seconds"].float(),
     }
