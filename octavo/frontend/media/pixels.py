@@ -24,11 +24,11 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def resized(image: Image.Image, height: int, width: int, resample: int) -> Image.Image:
-    """Resample the image to a size: rows, then columns, each in bands on threads if there are many.
+    """Resample the image to a size; a large one by threads, in bands: first of rows, then of columns.
 
-    Pillow does the same in this order, and rounds between the two, so no pixel differs.
+    Pillow rounds between the two, and takes them in this order where an image does not become lower.
     """
-    if image.width * image.height < _MANY or (width, height) == image.size:
+    if image.width * image.height < _MANY or height < image.height or image.mode != "RGB":
         return image.resize((width, height), resample=Image.Resampling(resample))
     with ThreadPoolExecutor(_NUM_BANDS) as threads:
         for is_row in (True, False):

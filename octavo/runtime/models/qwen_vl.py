@@ -54,7 +54,7 @@ def _weights(up: Mapping[str, str], down: str, merger: Sequence[str]) -> dict[st
 
 
 class Qwen2VLEncoder(MediaEncoder):
-    """Reads `pixel_values`, [P, 3, pixels of 1 or 2 frames], and `grid_thw`, [3]; `seconds`, [1], of videos."""
+    """Reads `pixel_values`, [P, 3, of one frame or a pair], and `grid_thw`, [3]; `seconds` of videos."""
 
     WEIGHTS: ClassVar = _weights({"fc1": ""}, "fc2", ("ln_q", "mlp.0", "mlp.2"))
     DEFAULTS: ClassVar[Config] = _COMMON | {"hidden_size": 1280, "mlp_ratio": 4, "hidden_act": "quick_gelu"}

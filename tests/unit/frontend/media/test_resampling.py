@@ -8,13 +8,9 @@ from octavo.frontend.media import pixels
 
 
 @pytest.mark.parametrize("resample", [1, 2, 3])
-@pytest.mark.parametrize("size", [(1036, 1036), (700, 333), (768, 1500)])
+@pytest.mark.parametrize("size", [(1036, 1036), (770, 1500), (2048, 700), (700, 333), (768, 1500)])
 def test_bands(size, resample):
     noise = np.random.default_rng(resample).integers(0, 256, (770, 1024, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
-    assert image.width * image.height >= pixels._MANY
     expected = image.resize(size[::-1], Image.Resampling(resample))
     np.testing.assert_array_equal(pixels.resized(image, *size, resample), expected)
-    np.testing.assert_array_equal(
-        pixels.resized(image, image.height, size[1], resample).size[::-1], (770, size[1])
-    )
