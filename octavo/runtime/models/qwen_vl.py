@@ -92,7 +92,8 @@ class Qwen2VLEncoder(MediaEncoder):
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         grids: list[Grid] = [tuple(item["grid_thw"].tolist()) for item in items]
         pair, area = size_of(self.vision, "temporal_patch_size"), size_of(self.vision, "patch_size") ** 2
-        patches = [item["pixel_values"].unflatten(-1, (-1, area)).expand(-1, -1, pair, -1) for item in items]
+        frames = [x.view(*x.shape[:2], -1, area) for x in (item["pixel_values"] for item in items)]
+        patches = [each.expand(-1, -1, pair, -1) for each in frames]
         embeds = self.project(torch.cat(patches).flatten(1), grids)
         return list(torch.split(embeds, [t * h * w // self._merge**2 for t, h, w in grids]))
 
