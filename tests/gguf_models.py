@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tests.gguf_writer import FLOAT32, STRING, UINT32, Entry, Tensor, gguf_bytes
+from tests.gguf_writer import ARRAY, FLOAT32, INT32, STRING, UINT32, Entry, Tensor, gguf_bytes
 
 MIXED = {"attn_v": "Q8_0", "ffn_up": "Q5_1", "ffn_down": "Q4_0", "token_embd": "Q8_0", "output": "F16"}
 """As real files do: types that differ within a merged projection."""
@@ -90,6 +90,7 @@ def _names(oracle: PreTrainedModel) -> tuple[str, gguf.TensorNameMap]:
     """The architecture's name, and the tensors'."""
     model_type = oracle.config.model_type
     own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+    own |= dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2vl")
     own |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
     architecture = own.get(model_type, model_type.removesuffix("_text"))
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
@@ -149,6 +150,8 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
         return [*entries, ("bert.attention.layer_norm_epsilon", FLOAT32, config.layer_norm_eps)]
     entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if sections := rope.get("mrope_section"):
+        entries.append((f"{architecture}.rope.dimension_sections", ARRAY, (INT32, [*sections, 0])))
     entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))
     for name in ("final_logit_softcapping", "attn_logit_softcapping"):
         if cap := getattr(config, name, None):

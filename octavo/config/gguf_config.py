@@ -150,6 +150,9 @@ def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
     if rotated := file.metadata.get(f"{name}.rope.dimension_count"):
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         config["partial_rotary_factor"] = _checked(f"{name}.rope.dimension_count", rotated, int) / size
+    if isinstance(sections := file.metadata.get(f"{name}.rope.dimension_sections"), list):
+        config["rope_scaling"] = {"rope_type": "default", "mrope_section": sections[:3]}
+        return
     length = f"{name}.rope.scaling.original_context_length"
     if _ROPE_DIVISORS in file.tensors:
         config["rope_scaling"] = {"rope_type": "divided", "divisors": _divisors(file, _ROPE_DIVISORS)}
@@ -241,6 +244,7 @@ def _complete_gemma(config: Config) -> None:
 _ARCHITECTURES = {
     "llama": _Row("LlamaForCausalLM", "llama", _complete_llama),
     "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
+    "qwen2vl": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": _Row("Qwen3MoeForCausalLM", "qwen3_moe", _complete_qwen3moe),
     "phi3": _Row("Phi3ForCausalLM", "phi3"),

@@ -128,9 +128,48 @@ def _internvl(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
     whole["preprocessor_config"]["size"] = {"height": side, "width": side}
 
 
+def _qwen(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
+    """Qwen2-VL, and 2.5-VL, of which every so manyth layer sees whole images."""
+    marks = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    marks |= {f"vision_{side}_token_id": f"vision_{side}" for side in ("start", "end")}
+    if not ids.keys() >= {f"<|{mark}|>" for mark in marks.values()}:
+        raise BadCheckpoint(f"{file.path}: the text model lacks the tokens {', '.join(marks.values())}")
+    whole |= {name: ids[f"<|{mark}|>"] for name, mark in marks.items()}
+    vision, merge = whole["vision_config"], _number(file, "clip.vision.spatial_merge_size", 2)
+    vision |= {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"]}
+    vision["spatial_merge_size"] = whole["preprocessor_config"]["merge_size"] = merge
+    for limit in ("min_pixels", "max_pixels"):
+        whole["preprocessor_config"][limit] = file.metadata.get(f"clip.vision.image_{limit}")
+    generation = "2_5_" if "v.blk.0.ffn_gate.weight" in file.tensors else "2"
+    whole["architectures"] = [f"Qwen{generation}VLForConditionalGeneration"]
+    if generation == "2":
+        ratio = vision["intermediate_size"] / vision["hidden_size"]
+        vision |= {"embed_dim": vision["hidden_size"], "mlp_ratio": ratio}
+        return
+    step, count = _number(file, "clip.vision.n_wa_pattern"), vision["depth"]
+    vision |= {"hidden_act": "silu", "fullatt_block_indexes": list(range(step - 1, count, step))}
+    vision["window_size"] = _number(file, "clip.vision.window_size", 112)
+
+
+def _pixtral(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
+    """Pixtral, and Mistral 3, which merges patches."""
+    if not ids.keys() >= {"[IMG]", "[IMG_BREAK]", "[IMG_END]"}:
+        raise BadCheckpoint(f"{file.path}: the text model lacks the tokens [IMG], [IMG_BREAK], [IMG_END]")
+    merges = "mm.patch_merger.weight" in file.tensors
+    merge = _number(file, "clip.vision.spatial_merge_size", 2) if merges else 1
+    whole["architectures"] = [f"{'Mistral3' if merges else 'Pixtral'}ForConditionalGeneration"]
+    whole |= {"image_token_id": ids["[IMG]"], "spatial_merge_size": merge}
+    whole["multimodal_projector_bias"] = "mm.1.bias" in file.tensors
+    whole["vision_config"]["hidden_act"] = "silu" if file.metadata.get("clip.use_silu") else "gelu"
+    whole["preprocessor_config"]["size"] = {"longest_edge": whole["vision_config"]["image_size"]}
+
+
 _KINDS: dict[Any, Callable[[Config, dict[str, int], GGUFFile], None]] = {
     "mlp": _llava,
     "idefics3": _idefics,
     "gemma3": _gemma,
     "internvl": _internvl,
+    "qwen2vl_merger": _qwen,
+    "qwen2.5vl_merger": _qwen,
+    "pixtral": _pixtral,
 }

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from octavo import LLM
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
@@ -24,6 +24,16 @@ from tests.tiny_media import TEXT, TINY_MEDIA, VOCAB, make_oracle
 LLAVA, IDEFICS, GEMMA, NEXT, INTERN = (
     f"{name}ForConditionalGeneration" for name in ("Llava", "Idefics3", "Gemma3", "LlavaNext", "InternVL")
 )
+QWEN2, QWEN25, PIXTRAL, MISTRAL = (
+    f"{name}ForConditionalGeneration" for name in ("Qwen2VL", "Qwen2_5_VL", "Pixtral", "Mistral3")
+)
+LATER = {QWEN2: "qwen2vl_merger", QWEN25: "qwen2.5vl_merger", PIXTRAL: "pixtral", MISTRAL: "pixtral"}
+LATER_MARKS = {
+    119: "<|video_pad|>",
+    124: "<|vision_start|>",
+    125: "<|vision_end|>",
+}
+"""Beside that of an image."""
 KINDS = {LLAVA: "mlp", IDEFICS: "idefics3", GEMMA: "gemma3", NEXT: "mlp", INTERN: "internvl"}
 MARKS = {
     120: "<image>",
@@ -38,8 +48,8 @@ INTERN_MARKS = {120: "<IMG_CONTEXT>", 126: "<img>", 127: "</img>"}
 @cache
 def oracle_of(architecture):
     """A model whose layers are what a GGUF file can say: every sixth of Gemma 3 is global."""
-    if architecture == NEXT:  # the file's text model is called a Llama, as Mistral's are
-        return make_oracle(NEXT, text_config={"model_type": "llama", **TEXT})
+    if architecture in (NEXT, PIXTRAL, MISTRAL):  # the file's text model is called a Llama, as Mistral's are
+        return make_oracle(architecture, text_config={"model_type": "llama", **TEXT})
     if architecture != GEMMA:
         return make_oracle(architecture)
     text = TINY_MEDIA[GEMMA].config["text_config"] | {"layer_types": ["sliding_attention"] * 3}
@@ -48,7 +58,12 @@ def oracle_of(architecture):
 
 def write_text(oracle, path, marks):
     """The language model alone."""
-    text = AutoModelForCausalLM.from_config(oracle.config.text_config)
+    config = oracle.config.text_config
+    if "vl" in config.model_type:
+        text = Qwen2ForCausalLM(Qwen2Config(**config.to_dict() | {"model_type": "qwen2"}))
+        text.config.model_type = config.model_type
+    else:
+        text = AutoModelForCausalLM.from_config(config)
     inner = getattr(oracle.model, "language_model", None) or oracle.model.text_model
     text.model.load_state_dict(inner.state_dict())
     text.lm_head.weight.data.copy_(oracle.lm_head.weight)
@@ -176,6 +191,94 @@ def write_mmproj(architecture, oracle, path, *, kind="", swapped=False):
 
 def _side(given):
     return given[0] if isinstance(given, list | tuple) else given
+
+
+def later_tensors(oracle, architecture):
+    """The encoder's, named and laid out as llama.cpp's converter does; and the text model's of tokens."""
+    vision = oracle.config.vision_config
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH.MMPROJ, getattr(vision, "depth", 0) or vision.num_hidden_layers
+    )
+    for name, parameter in oracle.model.named_parameters():
+        values = parameter.detach()
+        if name.startswith(("language_model.", "text_model.")):
+            continue
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.startswith("visual.merger.mlp."):
+            own = "mm." + name.removeprefix("visual.merger.mlp.")
+        if name.endswith("patch_embed.proj.weight"):  # a matrix for each frame of a pair
+            yield "v.patch_embd.weight.1", values[:, :, 1]
+            values = values[:, :, 0]
+        if ".attn.qkv." in name:
+            for part, rows in zip("qkv", values.chunk(3), strict=True):
+                yield own.replace("attn_qkv", f"attn_{part}"), rows
+            continue
+        if "pixtral" in LATER[architecture] and re.search(r"attention\.[qk]_proj", name):
+            rows = values.unflatten(0, (vision.num_attention_heads, 2, -1))
+            values = rows.transpose(1, 2).flatten(0, 2)
+        assert own, name
+        yield own, values
+
+
+def write_later(architecture, oracle, path):
+    vision, data, rows, key = oracle.config.vision_config, bytearray(), [], "clip.vision."
+    for own, values in later_tensors(oracle, architecture):
+        raw = values.contiguous().numpy()
+        rows.append(Tensor(own, raw.shape[::-1], 0, len(data)))
+        data += raw.tobytes() + bytes(-raw.nbytes % 32)
+    is_qwen, settings = "Qwen" in architecture, TINY_MEDIA[architecture].settings
+    size = vision.embed_dim if architecture == QWEN2 else vision.hidden_size
+    numbers = {
+        "image_size": 560 if is_qwen else settings["size"]["longest_edge"],
+        "patch_size": vision.patch_size,
+        "embedding_length": size,
+        "feed_forward_length": int(size * vision.mlp_ratio)
+        if architecture == QWEN2
+        else vision.intermediate_size,
+        "block_count": vision.depth if is_qwen else vision.num_hidden_layers,
+        "attention.head_count": vision.num_heads if is_qwen else vision.num_attention_heads,
+    }
+    if architecture == QWEN25:
+        numbers |= {"n_wa_pattern": vision.fullatt_block_indexes[0] + 1, "window_size": vision.window_size}
+    if architecture == MISTRAL:
+        numbers["spatial_merge_size"] = oracle.config.spatial_merge_size
+    if is_qwen:
+        numbers |= {"image_min_pixels": 28 * 28, "image_max_pixels": 70 * 70}
+    clip = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+    mean, std = (settings.get(f"image_{n}", c) for n, c in zip(("mean", "std"), clip, strict=True))
+    entries = [
+        ("general.architecture", STRING, "clip"),
+        ("clip.projector_type", STRING, LATER[architecture]),
+        ("clip.has_vision_encoder", BOOL, True),
+        (f"{key}image_mean", ARRAY, (FLOAT32, mean)),
+        (f"{key}image_std", ARRAY, (FLOAT32, std)),
+        *((key + name, UINT32, number) for name, number in numbers.items()),
+    ]
+    path.write_bytes(gguf_bytes(entries, rows, bytes(data)))
+
+
+@pytest.mark.parametrize("architecture", LATER)
+@pytest.mark.parametrize("breaks", [False, True], ids=["as_it_is", "rows_of_queries_moved"])
+def test_later_pairs(tmp_path, architecture, breaks):
+    """Qwen2-VL, 2.5-VL, Pixtral and Mistral 3; queries in another order are noticed."""
+    oracle = oracle_of(architecture)
+    is_qwen = "Qwen" in architecture
+    marks = (
+        LATER_MARKS | {120: "<|image_pad|>"}
+        if is_qwen
+        else {120: "[IMG]", 121: "[IMG_BREAK]", 122: "[IMG_END]"}
+    )
+    write_text(oracle, tmp_path / "text.gguf", marks)
+    write_later(architecture, oracle, tmp_path / "mmproj.gguf")
+    requests = make_requests(architecture)
+    if breaks:
+        written = (tmp_path / "mmproj.gguf").read_bytes()
+        exchanged = written.replace(b"v.blk.0.attn_q.weight", b"v.blk.0.attn_?.weight")
+        exchanged = exchanged.replace(b"v.blk.0.attn_k.weight", b"v.blk.0.attn_q.weight")
+        (tmp_path / "mmproj.gguf").write_bytes(exchanged.replace(b"attn_?", b"attn_k"))
+    _, outputs = run(tmp_path, requests)
+    worst = max(differences(architecture, requests, outputs, oracle))
+    assert (worst > TOLERANCE) == breaks
 
 
 @pytest.fixture

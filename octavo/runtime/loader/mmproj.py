@@ -17,44 +17,62 @@ from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 
 _BLOCK = re.compile(r"^v\.blk\.(\d+)\.(\w+)\.(weight|bias)$")
-_IN_BLOCKS = {
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
+_PARTS = ["ln1", "ln2", "attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down", "ffn_gate"]
+_BLOCKS = [
+    (stem, dict(zip(_PARTS, names.split(), strict=False)))
+    for stem, names in (
+        (
+            "vision_tower.encoder.layers",
+            "layer_norm1 layer_norm2 self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj "
+            "mlp.fc1 mlp.fc2",
+        ),
+        (
+            "vision_tower.encoder.layer",
+            "layernorm_before layernorm_after attention.q_proj attention.k_proj attention.v_proj "
+            "attention.projection_layer mlp.fc1 mlp.fc2",
+        ),
+        (
+            "vision_tower.transformer.layers",
+            "attention_norm ffn_norm attention.q_proj attention.k_proj attention.v_proj attention.o_proj "
+            "feed_forward.up_proj feed_forward.down_proj feed_forward.gate_proj",
+        ),
+        ("visual.blocks", "norm1 norm2 attn.q attn.k attn.v attn.proj mlp.fc1 mlp.fc2"),
+        (
+            "visual.blocks",
+            "norm1 norm2 attn.q attn.k attn.v attn.proj mlp.up_proj mlp.down_proj mlp.gate_proj",
+        ),
+    )
+]
+"""Names in a block: of CLIP's and SigLIP's towers, InternVL's, Pixtral's, Qwen2-VL's and 2.5-VL's."""
 _AROUND = {
-    "v.class_embd": "embeddings.class_embedding",
-    "v.patch_embd.weight": "embeddings.patch_embedding.weight",
-    "v.patch_embd.bias": "embeddings.patch_embedding.bias",
-    "v.position_embd.weight": "embeddings.position_embedding.weight",
-    "v.pre_ln.weight": "pre_layrnorm.weight",
-    "v.pre_ln.bias": "pre_layrnorm.bias",
-    "v.post_ln.weight": "post_layernorm.weight",
-    "v.post_ln.bias": "post_layernorm.bias",
+    "v.class_embd": ("vision_tower.embeddings.class_embedding", "vision_tower.embeddings.cls_token"),
+    "v.patch_embd.weight": (
+        "vision_tower.embeddings.patch_embedding.weight",
+        "vision_tower.embeddings.patch_embeddings.projection.weight",
+        "vision_tower.patch_conv.weight",
+        "visual.patch_embed.proj.weight",
+    ),
+    "v.patch_embd.bias": (
+        "vision_tower.embeddings.patch_embedding.bias",
+        "vision_tower.embeddings.patch_embeddings.projection.bias",
+    ),
+    "v.position_embd.weight": (
+        "vision_tower.embeddings.position_embedding.weight",
+        "vision_tower.embeddings.position_embeddings",
+    ),
+    "v.pre_ln.weight": ("vision_tower.pre_layrnorm.weight", "vision_tower.ln_pre.weight"),
+    "v.pre_ln.bias": ("vision_tower.pre_layrnorm.bias",),
+    "v.post_ln.weight": ("vision_tower.post_layernorm.weight", "visual.merger.ln_q.weight"),
+    "v.post_ln.bias": ("vision_tower.post_layernorm.bias", "visual.merger.ln_q.bias"),
+    **{f"mm.{i}.{end}": (f"visual.merger.mlp.{i}.{end}",) for i in (0, 2) for end in ("weight", "bias")},
 }
-_INTERN = {
-    "ln1": "layernorm_before",
-    "ln2": "layernorm_after",
-    "attn_q": "attention.q_proj",
-    "attn_k": "attention.k_proj",
-    "attn_v": "attention.v_proj",
-    "attn_out": "attention.projection_layer",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-"""Of InternVL's blocks."""
-_INTERN_AROUND = {
-    "v.class_embd": "embeddings.cls_token",
-    "v.patch_embd.weight": "embeddings.patch_embeddings.projection.weight",
-    "v.patch_embd.bias": "embeddings.patch_embeddings.projection.bias",
-    "v.position_embd.weight": "embeddings.position_embeddings",
-}
+_SECOND = "v.patch_embd.weight.1"
+"""What Qwen's tower makes of the second frame of a pair."""
 _PROJECTORS = {
+    "mm.1.weight": "multi_modal_projector.linear_1.weight",
+    "mm.1.bias": "multi_modal_projector.linear_1.bias",
+    "mm.input_norm.weight": "multi_modal_projector.norm.weight",
+    "mm.patch_merger.weight": "multi_modal_projector.patch_merger.merging_layer.weight",
     "mm.0.weight": "multi_modal_projector.linear_1.weight",
     "mm.0.bias": "multi_modal_projector.linear_1.bias",
     "mm.2.weight": "multi_modal_projector.linear_2.weight",
@@ -70,13 +88,14 @@ _PROJECTORS = {
     "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
     "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
 }
-_TOWERS = ("vision_tower.", "vision_model.")
+_PAIRED = re.compile(r"attn_[qk]\.")
+"""Pixtral's rows of these have what rope turns together side by side, as a Llama's in GGUF."""
 
 
 def read_mmproj(path: Path, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor that the encoder has. Raises BadCheckpoint for an unknown one."""
     file = GGUFFile(path)
-    for name in file.tensors:
+    for name in file.tensors.keys() - {_SECOND, "v.token_embd.img_break"}:  # the text model has that, too
         origin = f"{path}: tensor {name!r}"
         names = _names(file, name)
         if not names:
@@ -89,22 +108,25 @@ def read_mmproj(path: Path, model: Family, arch: Arch) -> Iterator[Piece]:
         tensor = _tensor(file, name, origin)
         if name == "mm.soft_emb_norm.weight":  # files have what it multiplies by
             tensor = tensor - 1
+        if name == "v.patch_embd.weight" and _SECOND in file.tensors:
+            tensor = torch.stack([tensor, _tensor(file, _SECOND, origin)], dim=2)
         yield Piece(origin, target.module, target.shard, target.convert(tensor, arch))
 
 
 def _names(file: GGUFFile, name: str) -> list[str]:
     """Return what transformers calls a tensor, in one tower or another; nothing for an unknown one."""
+    names = [*_AROUND.get(name, ())]
     if name in _PROJECTORS:
-        return [_PROJECTORS[name]]
-    inner, own = _AROUND.get(name), _INTERN_AROUND.get(name, "")
+        names.append(_PROJECTORS[name])
     if found := _BLOCK.match(name):
         layer, part, end = found.groups()
         if part in ("ffn_up", "ffn_down") and _are_swapped(file, layer):
             part = "ffn_down" if part == "ffn_up" else "ffn_up"
-        own = f"encoder.layer.{layer}." + (f"lambda_{part[2:]}" if part in ("ls1", "ls2") else "")
-        own += f"{_INTERN[part]}.{end}" if part in _INTERN else ""
-        inner = f"encoder.layers.{layer}.{_IN_BLOCKS[part]}.{end}" if part in _IN_BLOCKS else None
-    return [tower + known for tower in _TOWERS for known in (inner, own) if known]
+        names += [f"{stem}.{layer}.{parts[part]}.{end}" for stem, parts in _BLOCKS if part in parts]
+        if part in ("ls1", "ls2"):
+            names.append(f"vision_tower.encoder.layer.{layer}.lambda_{part[2:]}")
+    towers = [name for name in names if name.startswith("vision_tower.")]
+    return [*names, *(name.replace("tower", "model", 1) for name in towers)]
 
 
 def _are_swapped(file: GGUFFile, layer: str) -> bool:
@@ -117,7 +139,12 @@ def _tensor(file: GGUFFile, name: str, origin: str) -> Tensor:
     """Return plain numbers: encoders are not kept quantized."""
     info, raw = file.tensors[name], torch.from_numpy(file.data(name))
     if (dtype := PLAIN.get(info.type.name)) is not None:
-        return raw.flatten().clone().view(dtype).view(info.shape)
-    if len(info.shape) != 2:
+        tensor = raw.flatten().clone().view(dtype).view(info.shape)
+    elif len(info.shape) != 2:
         raise BadCheckpoint(f"{origin} of type {info.type.name} has {len(info.shape)} axes")
-    return block_dequantize(Packed(raw.view(info.shape[0], -1), info.type.name))
+    else:
+        tensor = block_dequantize(Packed(raw.view(info.shape[0], -1), info.type.name))
+    if file.metadata.get("clip.projector_type") != "pixtral" or not _PAIRED.search(name):
+        return tensor
+    rows = tensor.view(file.metadata["clip.vision.attention.head_count"], -1, 2, *tensor.shape[1:])
+    return rows.transpose(1, 2).reshape(tensor.shape)

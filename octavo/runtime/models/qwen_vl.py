@@ -21,7 +21,7 @@ from octavo.runtime.models.experts import stacked_by_inputs
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower
 from octavo.runtime.models.vision import Projector, flat, tower_body
-from octavo.runtime.models.weights import Target, to
+from octavo.runtime.models.weights import Target, qkv, to
 from octavo.runtime.transfer import Array
 
 Grid = tuple[int, int, int]
@@ -44,6 +44,7 @@ def _weights(up: Mapping[str, str], down: str, merger: Sequence[str]) -> dict[st
         f"{_BLOCK}norm1": to(f"{_OURS}attention_norm"),
         f"{_BLOCK}norm2": to(f"{_OURS}mlp_norm"),
         f"{_BLOCK}attn.qkv": to(f"{_OURS}attention.qkv"),
+        **qkv(f"{_BLOCK}attn.?", f"{_OURS}attention.qkv"),  # of mmproj files
         f"{_BLOCK}attn.proj": to(f"{_OURS}attention.out"),
         **{f"{_BLOCK}mlp.{name}": to(f"{_OURS}mlp.up", shard) for name, shard in up.items()},
         f"{_BLOCK}mlp.{down}": to(f"{_OURS}mlp.down"),
