@@ -139,14 +139,19 @@ def dump_stacks(pid: int) -> None:
             process.send_signal(_DUMP_SIGNAL)
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process and its children have used so far; those that have ended do not count."""
-    total_s = 0.0
+def cpu_seconds(pid: int, module: str = "") -> list[float]:
+    """CPU time that a process and its children have used so far; those that have ended do not count.
+
+    Behind it that of each child that runs `module` alone, in the order of their ids.
+    """
+    total_s, own_s = 0.0, {}
     for process in _family(pid):
         with suppress(psutil.Error):
             times = process.cpu_times()
             total_s += times.user + times.system
-    return total_s
+            if module and module in process.cmdline():
+                own_s[process.pid] = times.user + times.system
+    return [total_s, *(own_s[child] for child in sorted(own_s))]
 
 
 def end_with_threads(on_error: Callable[[Exception], None]) -> None:

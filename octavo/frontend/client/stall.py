@@ -7,7 +7,8 @@ from the very loop that makes the steps. There are three ways to be without step
 - It goes on speaking, and a step is due, but none is made. It hangs.
 - It is silent, and its processes use no CPU time: stopped, or waiting for what never comes. It hangs.
 - It is silent and computes: one step of a long prompt may take minutes. Only after many times as long it
-  hangs; most patience is due to a CPU, where a large model may need a second for some tokens.
+  hangs; most patience is due to a CPU, where a large model may need a second for some tokens. Ranks that wait
+  for accelerators use a CPU, too: where one of them does not, it hangs, and the others wait for it.
 
 Time is counted in looks of bounded length, so that a front that was itself stopped does not blame the core.
 """
@@ -34,12 +35,15 @@ class StallWatch:
     def __init__(
         self,
         stall_timeout_s: float,
-        cpu_seconds: Callable[[], float],
+        cpu_seconds: Callable[[], list[float]],
         clock: Callable[[], float] = time.monotonic,
         *,
         on_cpu: bool = False,
     ) -> None:
-        """cpu_seconds: CPU time that the core and its workers have used; on_cpu: there is no accelerator."""
+        """cpu_seconds: CPU time that the core and its workers have used; of each that must use some, too.
+
+        on_cpu: there is no accelerator
+        """
         self._limit_s = stall_timeout_s * (_PATIENCE_CPU if on_cpu else _PATIENCE)
         self._timeout_s = stall_timeout_s
         self._cpu_seconds = cpu_seconds
@@ -48,7 +52,7 @@ class StallWatch:
         self._looked_s = clock()
         self._spoke_s: float | None = None
         """When in the window it spoke last."""
-        self._cpu_s: float | None = None
+        self._cpu_s: list[float] | None = None
         """When the window was opened; asked for at its first look."""
         self._progress()
 
@@ -96,7 +100,8 @@ class StallWatch:
     def _is_excused(self) -> bool:
         """True for a core that computed all the time, and not yet for too long."""
         assert self._cpu_s is not None  # since the first look of this window
-        is_busy = self._cpu_seconds() - self._cpu_s >= _BUSY * self._window_s
+        used = zip(self._cpu_seconds(), self._cpu_s, strict=False)
+        is_busy = all(now - before >= _BUSY * self._window_s for now, before in used)
         if self._speaks() or not is_busy or self._without_progress_s >= self._limit_s:
             return False
         self._open_window()

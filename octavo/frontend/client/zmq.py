@@ -25,6 +25,7 @@ from octavo.messages.request import EngineOutputs, SchedulerStats
 
 logger = get_logger(__name__)
 _OWNER = 0
+_RANK_MODULE = "octavo.runtime.worker.main"
 _LAST_WORDS_S = 0.1
 """Between the end of the process and the verdict: its last messages may still be on their way."""
 _GRACE_S = 5.0
@@ -201,7 +202,9 @@ class AsyncClient(Door):
         self._watch = self._watcher = None
         if (timeout_s := self._config.front.stall_timeout) > 0:
             on_cpu = self._config.parallel.device == "cpu"
-            self._watch = StallWatch(timeout_s, partial(cpu_seconds, core.pid), on_cpu=on_cpu)
+            is_each_busy = not on_cpu and self._config.parallel.pipeline_parallel_size == 1
+            used = partial(cpu_seconds, core.pid, _RANK_MODULE if is_each_busy else "")
+            self._watch = StallWatch(timeout_s, used, on_cpu=on_cpu)
             self._watcher = asyncio.create_task(self._end_when_stalled(core, self._watch))
 
     async def _end_when_stalled(self, core: CoreProcess, watch: StallWatch) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 
-from octavo.base.processes import Child
+from octavo.base.processes import Child, cpu_seconds
 from tests.process_fakes import is_alive, wait_until
 
 
@@ -87,3 +87,15 @@ def test_a_child_whose_parent_has_gone_before_it_could_look(tmp_path):
     child.end(10)
     assert codes == [1]
     assert marker.exists()
+
+
+def test_cpu_time_of_all_and_of_those_that_run_a_module():
+    busy, _ = run("while True: pass")
+    idle, _ = run("import time; time.sleep(60)")
+    before = cpu_seconds(os.getpid(), "tests.child")
+    assert wait_until(lambda: max(cpu_seconds(os.getpid(), "tests.child")[1:]) > 0.5, 20)
+    total_s, *own_s = cpu_seconds(os.getpid(), "tests.child")
+    for child in (busy, idle):
+        child.end(0)
+    assert len(own_s) == 2 and own_s == sorted(own_s, reverse=busy.pid < idle.pid)
+    assert total_s > before[0] and cpu_seconds(os.getpid())[1:] == []

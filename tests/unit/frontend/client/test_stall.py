@@ -10,11 +10,14 @@ from octavo.messages.request import SchedulerStats
 class Watched:
     """A StallWatch with a clock and a core that uses CPU time, both moved by hand."""
 
-    def __init__(self, timeout_s=8.0, on_cpu=False):
+    def __init__(self, timeout_s=8.0, on_cpu=False, sizes=1):
         self.now = 100.0
         self.cpu_s = 50.0
+        self.rank_s = [20.0, 30.0]
         self.num_steps = 0
-        self.watch = StallWatch(timeout_s, lambda: self.cpu_s, lambda: self.now, on_cpu=on_cpu)
+        self.watch = StallWatch(
+            timeout_s, lambda: [self.cpu_s, *self.rank_s][:sizes], lambda: self.now, on_cpu=on_cpu
+        )
 
     def seconds_until_stalled(self, limit_s=1000.0, *, busy=0.0, each_look=lambda: None):
         """Look at regular times; busy: share of a CPU that the core uses."""
@@ -53,6 +56,18 @@ def test_a_long_step_is_not_a_hang_but_an_endless_one_is():
 def test_most_patience_is_due_to_a_cpu():
     watched = Watched(on_cpu=True)
     assert 480.0 <= watched.seconds_until_stalled(busy=0.3) <= 490.0
+
+
+def test_one_rank_of_several_that_hangs_while_the_others_wait_for_it():
+    """They spin, and so use a CPU: as long as all do, it is a long step."""
+    watched = Watched(sizes=3)
+
+    def spin(*ranks):
+        for rank in ranks:
+            watched.rank_s[rank] += watched.watch.interval_s
+
+    assert watched.seconds_until_stalled(60.0, busy=1.0, each_look=lambda: spin(0, 1)) is None
+    assert watched.seconds_until_stalled(busy=1.0, each_look=lambda: spin(0)) <= 16.0
 
 
 def test_a_step_that_computes_and_then_hangs():
@@ -95,7 +110,7 @@ def test_a_front_that_was_stopped_blames_nobody():
 
 def test_cpu_time_is_asked_for_only_when_there_is_no_progress():
     asked = []
-    watch = StallWatch(8.0, lambda: asked.append(1) or 0.0, lambda: 0.0)
+    watch = StallWatch(8.0, lambda: asked.append(1) or [0.0], lambda: 0.0)
     for step in range(100):
         watch.note(SchedulerStats(num_steps=step, has_work=True))
         watch.is_stalled()
