@@ -243,8 +243,8 @@ def _complete_gemma(config: Config) -> None:
 
 _ARCHITECTURES = {
     "llama": _Row("LlamaForCausalLM", "llama", _complete_llama),
-    "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen2vl": _Row("Qwen2ForCausalLM", "qwen2"),
+    "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": _Row("Qwen3MoeForCausalLM", "qwen3_moe", _complete_qwen3moe),
     "phi3": _Row("Phi3ForCausalLM", "phi3"),
