@@ -165,7 +165,7 @@ TINY_MEDIA = {
         "qwen2_vl", {"embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2}
     ),
     "Qwen2_5_VLForConditionalGeneration": _qwen(
-        "qwen2_5_vl", {"intermediate_size": 64, "window_size": 28, "fullatt_block_indexes": [1]}
+        "qwen2_5_vl", {"intermediate_size": 60, "window_size": 28, "fullatt_block_indexes": [1]}
     ),
     "Qwen3VLForConditionalGeneration": _qwen(
         "qwen3_vl",
