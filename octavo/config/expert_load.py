@@ -101,7 +101,8 @@ def share_experts(parallel: ParallelConfig, checkpoint: Checkpoint, args: Any) -
     if given:
         raise Unsupported(
             f"enable_expert_parallel with data_parallel_size={parallel.data_parallel_size} shares experts "
-            f"between the replicas of one server; this does not work with {', '.join(given)}."
+            f"between the replicas of one server; this does not work with {', '.join(given)}. Leave it out, "
+            "or use tensor_parallel_size instead of replicas."
         )
     return replace(parallel, distributed_executor_backend="mp")
 

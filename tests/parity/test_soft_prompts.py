@@ -228,6 +228,28 @@ def test_ranks_share_a_prefix(base, learned):
     llm.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_displaced"),
+    [
+        ("prefix", False),
+        *(pytest.param(k, d, marks=pytest.mark.slow) for k, d in (("prompt", False), ("prefix", True))),
+    ],
+)
+def test_ranks_divide_the_tokens_of_a_prefix(tmp_path, kind, is_displaced):
+    """dcp = 2: each rank stores the tokens that it keeps; wrong ones, and the logits are others."""
+    oracle = make_oracle(tiny_config("LlamaForCausalLM") | {"num_key_value_heads": 1})
+    model, request = learn(oracle, kind, tmp_path / "prompt")
+    sizes = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "max_num_batched_tokens": 16}
+    backend = {"distributed_executor_backend": "tests.displaced_ranks:DisplacedExecutor"}
+    llm = engine(
+        save(oracle, tmp_path / "base"), max_num_seqs=4, **sizes, **(backend if is_displaced else {})
+    )
+    asked = [PROMPTS[0], PROMPTS[0], PROMPTS[1]]
+    outputs = llm.generate(asked, SCORED, prompt_adapter_request=[request, None, request], use_tqdm=False)
+    assert (error_of(model, request, outputs[0]) <= TOLERANCE) == (not is_displaced)
+    llm.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_stages(base, learned, kind):

@@ -54,12 +54,7 @@ class SharedContext(PagedBackend):
         """Return those of the tokens that this rank keeps; made once per step, shared by layers."""
         key = "context", id(tables)
         if key not in batch.shared:
-            block_size, slots = cache.shape[2], tables.slots
-            blocks, places = slots // (block_size * self._ranks.size), slots % (block_size * self._ranks.size)
-            turns, offsets = places // self._interleave, places % self._interleave
-            own = turns // self._ranks.size * self._interleave + offsets
-            is_own = (slots >= 0) & (turns % self._ranks.size == self._ranks.rank)
-            batch.shared[key] = torch.where(is_own, blocks * block_size + own, -1)
+            batch.shared[key] = own_slots(self._ranks, self._interleave, tables.slots, cache.shape[2])
         found: Tensor = batch.shared[key]
         return found
 
@@ -107,6 +102,15 @@ class SharedContext(PagedBackend):
             sums = came[..., -_SUM_BYTES:].view(torch.float32)[..., 0]
         merge = self.platform.kernels.attention.merge_parts or merge_parts
         return merge(parts, sums, sinks)
+
+
+def own_slots(ranks: Group, interleave: int, slots: Tensor, block_size: int) -> Tensor:
+    """Return where this rank keeps the tokens of these slots, which are those of all ranks; -1 = not here."""
+    blocks, places = slots // (block_size * ranks.size), slots % (block_size * ranks.size)
+    turns, offsets = places // interleave, places % interleave
+    own = turns // ranks.size * interleave + offsets
+    is_own = (slots >= 0) & (turns % ranks.size == ranks.rank)
+    return torch.where(is_own, blocks * block_size + own, -1)
 
 
 def merge_parts(parts: Tensor, log_sums: Tensor, sinks: Tensor | None) -> Tensor:

@@ -1,12 +1,16 @@
 """`SoftPromptsPart` puts what was learned in the place of a prompt's virtual tokens."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
 from octavo.messages.adapters import SoftPromptRef
 from octavo.messages.step import NewRequest
+from octavo.runtime.attention.shared_context import own_slots
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.attention import HeadInputs, StoreKV
@@ -34,11 +38,15 @@ class SoftPromptsPart(FalliblePart):
         pool: AdapterPool[SoftPromptRef, SoftPrompt],
         store_kv: StoreKV,
         device: torch.device,
+        own_slots: Callable[[torch.Tensor, int], torch.Tensor],
         broken_width: int = 0,
     ) -> None:
-        """broken_width: embedding_size in stages before the last, which learns from NaN that a read failed"""
+        """own_slots: where this rank keeps the tokens of slots, by the size of its blocks
+
+        broken_width: embedding_size in stages before the last, which learns from NaN that a read failed
+        """
         super().__init__()
-        self._broken_width = broken_width
+        self._broken_width, self._own_slots = broken_width, own_slots
         self.pool, self._store_kv, self._device = pool, store_kv, device
         self._kept: LRU[bytes, SoftPrompt] = LRU(_ON_DEVICE)
         self._due: list[tuple[int, SoftPrompt]] = []
@@ -97,8 +105,9 @@ class SoftPromptsPart(FalliblePart):
         """Store the keys and values of virtual tokens from `first` on, whose places in the step these are."""
         for layer, heads in enumerate(prompt.heads or ()):
             keys, values = heads[:, first : first + len(places)].unbind()
-            slots = batch.tables(layer).slots[places]
-            self._store_kv(HeadInputs(keys.clone(), keys.clone(), values), batch.kv_caches[layer], slots)
+            cache = batch.kv_caches[layer]
+            slots = self._own_slots(batch.tables(layer).slots[places], cache.shape[2])
+            self._store_kv(HeadInputs(keys.clone(), keys.clone(), values), cache, slots)
 
 
 def _length(prompt: SoftPrompt) -> int:
@@ -115,12 +124,11 @@ def make_soft_prompts(
     """Return what gives requests their learned prompts, if there may be some."""
     if not config.lora.enable_prompt_adapter or config.pooling is not None:
         return None
-    if parallel.dcp.size > 1:
-        raise Unsupported("enable_prompt_adapter: leave out decode_context_parallel_size.")
-    own, width = model.own_kv_specs, config.checkpoint.embedding_size
+    width = config.checkpoint.embedding_size
     specs = model.kv_specs or [layer.kv_spec for layer in model.cache_layers]
     dtype = platform.compute_dtype(dtype_of(config.model.dtype))
-    reader = SoftPromptReader(width, specs, own, dtype, parallel.tp)
+    reader = SoftPromptReader(width, specs, model.own_kv_specs, dtype, parallel.tp)
     pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
-    given = pool, platform.kernels.attention.store_kv, platform.device
+    own = partial(own_slots, parallel.dcp, config.parallel.cp_kv_cache_interleave_size)
+    given = pool, platform.kernels.attention.store_kv, platform.device, own
     return SoftPromptsPart(*given, 0 if parallel.pp.is_last else width)
