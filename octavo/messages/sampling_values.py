@@ -84,10 +84,12 @@ def token_ids(values: object, name: str, unique: bool = True) -> list[int]:
     """In their order; each once if `unique`."""
     if not isinstance(values, list | tuple | range | Set):
         raise wrong(name, f"must be a list of token ids, got {values!r}")
-    others = [value for value in values if type(value) is not int]  # few: asking for Integral takes a µs
-    if any(isinstance(value, bool) or not isinstance(value, Integral) for value in others):
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= _MAX_INTEGER:
+        ids = list(values)  # in a tenth of the time that asking one by one takes
+    elif any(isinstance(value, bool) or not isinstance(value, Integral) for value in values):
         raise wrong(name, f"must contain only integers, got {values!r}")
-    ids = [integer(value, name, 0, "ids of at least 0") for value in values]
+    else:
+        ids = [integer(value, name, 0, "ids of at least 0") for value in values]
     return list(dict.fromkeys(ids)) if unique else ids
 
 

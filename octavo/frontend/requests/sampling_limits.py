@@ -96,8 +96,9 @@ class SamplingLimits:
             raise wrong("forbidden_token_ids", "leaves no token that may be chosen")
 
     def _in_vocab(self, ids: Iterable[int] | None, name: str) -> None:
-        outside = [i for i in ids or () if not 0 <= i < self.vocab_size]
-        if outside:
+        ids = list(ids or ())
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            outside = [i for i in ids if not 0 <= i < self.vocab_size]
             raise RequestError(
                 f"token_id(s) {outside[:8]} in {name} are out of vocabulary. "
                 f"Vocabulary size: {self.vocab_size}.",
