@@ -1,6 +1,6 @@
 """Mixtures of experts of usual sizes on one GPU: steps of decoding, and prompts. Dummy weights in bfloat16.
 
-python -m benchmarks.gpu_mixtures [--models 30b-a3b,v2-lite]
+python -m benchmarks.gpu_mixtures [--models 30b-a3b,v2-lite] [--quantization fp8_per_channel]
 
 One JSON line per row; the length of every output is checked. The floor is the matrices that a step reads,
 those of as many experts as so many tokens choose on average, at 3.35 TB/s (an H100; an H200 has 4.8).
@@ -109,12 +109,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--quantization", default="", help="how weights are rounded as they are made")
     asked = parser.parse_args()
     for name in asked.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             config = {"bos_token_id": 1, "eos_token_id": 2} | MODELS[name]
             (Path(folder) / "config.json").write_text(json.dumps(config))
             options = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 4096}
+            options["quantization"] = asked.quantization
             with engine(Path(folder), **options) as llm:
                 for batch in asked.batches:
                     decode(llm, name, batch)

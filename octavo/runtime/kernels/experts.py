@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
@@ -136,3 +137,5 @@ class ExpertKernels:
     """Whether ids may be -1."""
     placed_experts: PlacedExperts | None = None
     """On devices that read the host's memory."""
+    arrange: Callable[[Packed, torch.dtype], Packed] | None = None
+    """Returns a stack for activations of a type as `block_experts` multiplies it, or as it is; scales [E, …]."""

@@ -134,7 +134,8 @@ class BlockExperts(ExpertsMethod):
         return self._storage.experts.block_experts(x, routing, self._stacks, form, shared)
 
     def slots(self) -> list[Tensor]:
-        return [part.blocks for part in self._stacks]
+        parts = (tensor for part in self._stacks for tensor in (part.blocks, part.scales))
+        return [tensor for tensor in parts if tensor is not None]
 
     def stacks(self) -> Stacks:
         assert self._stacks
@@ -179,7 +180,8 @@ class UnpackedExperts(BlockExperts):
     def after_load(self) -> None:
         super().after_load()
         assert self._stacks
-        if self._stacks.gate.type_name == "MXFP4":  # which a kernel does
+        self._stacks = self._arranged(self._stacks)
+        if self._stacks.gate.type_name == "MXFP4" or self._stacks.gate.scales is not None:  # kernels do
             return
         self._told = tuple(f"{line}: unpacked once, at the start" for line in super().describe())
         gate, up, down = (self._unpack(part) for part in self._stacks)
@@ -199,6 +201,15 @@ class UnpackedExperts(BlockExperts):
 
     def describe(self) -> list[str]:
         return list(self._told) or super().describe()
+
+    def _arranged(self, stacks: Stacks) -> Stacks:
+        """Return the stacks as the kernel multiplies them, or as they are if it takes one of them so only."""
+        arrange, dtype = self._storage.experts.arrange, self._storage.compute_dtype
+        if arrange is None:
+            return stacks
+        made = Stacks(*(arrange(part, dtype) for part in stacks))
+        shapes = {None if part.scales is None else part.scales.dim() for part in made}
+        return made if len(shapes) == 1 and made.gate.scales is not None else stacks
 
     def _unpack(self, matrices: Packed) -> Tensor:
         unpack, dtype = self._storage.kernels.block_dequantize, self._storage.compute_dtype

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from octavo.runtime.kernels.experts import ExpertForm, Places, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.ref.blocks import BYTES
+from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
@@ -36,21 +38,49 @@ def _weights(
 
 
 @triton.jit
+def _add(total, a, b, own, DOT: tl.constexpr, SWAPPED: tl.constexpr, IN_GROUPS: tl.constexpr):
+    """Add the product of a tile of x and one of a matrix; IN_GROUPS: of whose outputs `own` are scales."""
+    b = b.to(a.dtype)
+    if not DOT:
+        product = a.to(tl.float32) * b.to(tl.float32)
+        total += product * own[:, None] if IN_GROUPS else product
+    elif IN_GROUPS:
+        total += tl.dot(b, tl.trans(a)) * own[:, None]
+    elif SWAPPED:
+        total = tl.dot(b, tl.trans(a), total)
+    else:
+        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _own(scales, n, group, N, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Load the scales of outputs, ROWS of which share one; each has GROUPS of them."""
+    return tl.load(scales + n // ROWS * GROUPS + group, mask=n < N, other=0.0)
+
+
+@triton.jit
 def _product(
-    x, row, there, matrix, other, n, N, levels, K: tl.constexpr, ROW: tl.constexpr, TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_K: tl.constexpr, PAIRED: tl.constexpr, factor, DOT: tl.constexpr,
-    WEIGHED: tl.constexpr, TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
+    x, row, there, matrix, other, n, N, levels, scales, others, K: tl.constexpr, ROW: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PAIRED: tl.constexpr, factor,
+    DOT: tl.constexpr, WEIGHED: tl.constexpr, TYPE: tl.constexpr, IS_GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
 ):
     """Multiply rows of x by TILE_N rows of a matrix, ROW apart, and by those of another if PAIRED.
 
-    Without DOT there is one row of x, whose products are added up along K in the end.
+    Without DOT there is one row of x, whose products are added up along K in the end. Bytes are the left
+    operand, which tensor cores take from the registers they are converted in.
     """
+    SWAPPED: tl.constexpr = DOT and ROWS > 0
+    IN_GROUPS: tl.constexpr = GROUPS > 1
     column = tl.arange(0, TILE_K)
-    if DOT:
-        first, second = tl.zeros([TILE_M, TILE_N], tl.float32), tl.zeros([TILE_M, TILE_N], tl.float32)
+    if SWAPPED:
+        first = tl.zeros([TILE_N, TILE_M], tl.float32)
+    elif DOT:
+        first = tl.zeros([TILE_M, TILE_N], tl.float32)
     else:
-        first, second = tl.zeros([TILE_N, TILE_K], tl.float32), tl.zeros([TILE_N, TILE_K], tl.float32)
+        first = tl.zeros([TILE_N, TILE_K], tl.float32)
+    second, own, its = first, factor, factor
     place = (n.to(tl.int64) * ROW)[:, None]
     for start in range(0, K, TILE_K):
         inside = (start + column) < K
@@ -60,32 +90,35 @@ def _product(
             a = (a.to(tl.float32) * factor[:, None]).to(a.dtype)
         mask = (n < N)[:, None] & inside[None, :]
         b = _weights(matrix + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
-        b = b.to(a.dtype)
-        if DOT:
-            first = tl.dot(a, tl.trans(b), first, input_precision="ieee")
-        else:
-            first += a.to(tl.float32) * b.to(tl.float32)
+        if IN_GROUPS:
+            own = _own(scales, n, start // 128, N, ROWS, GROUPS)
+        first = _add(first, a, b, own, DOT, SWAPPED, IN_GROUPS)
         if PAIRED:
             b = _weights(other + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
-            b = b.to(a.dtype)
-            if DOT:
-                second = tl.dot(a, tl.trans(b), second, input_precision="ieee")
-            else:
-                second += a.to(tl.float32) * b.to(tl.float32)
-    if not DOT:
+            if IN_GROUPS:
+                its = _own(others, n, start // 128, N, ROWS, GROUPS)
+            second = _add(second, a, b, its, DOT, SWAPPED, IN_GROUPS)
+    if SWAPPED:
+        first, second = tl.trans(first), tl.trans(second)
+    elif not DOT:
         first, second = tl.sum(first, 1)[None, :], tl.sum(second, 1)[None, :]
+    if ROWS > 0 and not IN_GROUPS:
+        first *= _own(scales, n, 0, N, ROWS, 1)[None, :]
+        if PAIRED:
+            second *= _own(others, n, 0, N, ROWS, 1)[None, :]
     return first, second
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _expert_kernel(
-    x, weights, ids, pairs, experts, matrix, other, levels, places, bias, out, num_pairs, stride_x,
+    x, weights, ids, pairs, experts, matrix, other, levels, scales, others, places, bias, out, num_pairs,
+    stride_x,
     E: tl.constexpr, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UP: tl.constexpr,
     STRIDE: tl.constexpr, ROW: tl.constexpr, WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
     IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PDL: tl.constexpr,
-    PLACED: tl.constexpr = False,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr, PDL: tl.constexpr, PLACED: tl.constexpr = False,
 ):
     """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made.
 
@@ -116,9 +149,12 @@ def _expert_kernel(
         begin = tl.load(places + expert)
         if STRIDE % 16 == 0:
             begin = tl.multiple_of(begin, 16)
+    if ROWS > 0:
+        scales += expert * (N // ROWS * GROUPS)
+        others += expert * (N // ROWS * GROUPS)
     first, second = _product(
-        x, row, there, matrix + begin, other + begin, n, N, levels, K, ROW, TILE_M, TILE_N, TILE_K, UP,
-        factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES,
+        x, row, there, matrix + begin, other + begin, n, N, levels, scales, others, K, ROW, TILE_M, TILE_N,
+        TILE_K, UP, factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES, ROWS, GROUPS,
     )
     release(PDL)
     if BIASED:
@@ -167,22 +203,30 @@ class _Matrices(NamedTuple):
     first: Tensor
     second: Tensor
     levels: Tensor | None
+    scales: Tensor | None
+    others: Tensor | None
     places: Tensor | None
     how: dict[str, Any]
 
 
 def _plain(first: Tensor, second: Tensor, places: Tensor | None = None) -> _Matrices:
     how = {"TYPE": "", "IS_GROUP": False, "BLOCK": 1, "NUM_BYTES": 1, "PLACED": places is not None}
-    return _Matrices(first, second, None, places, _strides(first) | how)
+    how |= {"ROWS": 0, "GROUPS": 1}
+    return _Matrices(first, second, None, None, None, places, _strides(first) | how)
 
 
 def _packed(first: Packed, second: Packed) -> _Matrices:
     a, b, name = first.blocks, second.blocks, first.type_name
     if name in PLAIN:
         return _plain(a.view(PLAIN[name]), b.view(PLAIN[name]))
+    if first.scales is not None and second.scales is not None:
+        plain, scales = _plain(a.view(BYTES[name]), b.view(BYTES[name])), first.scales
+        groups = scales.shape[2] if scales.dim() == 3 else 1
+        how = plain.how | {"ROWS": a.shape[1] // scales.shape[1], "GROUPS": groups}
+        return plain._replace(scales=scales, others=second.scales, how=how)
     assert second.type_name == name and a.stride() == b.stride()
-    how = _strides(a) | constants_of(first) | {"K": first.num_inputs}
-    return _Matrices(a, b, levels_of(name, a.device), None, how)
+    how = _strides(a) | constants_of(first) | {"K": first.num_inputs, "ROWS": 0, "GROUPS": 1}
+    return _Matrices(a, b, levels_of(name, a.device), None, None, None, how)
 
 
 def _strides(matrices: Tensor) -> dict[str, Any]:
@@ -220,6 +264,21 @@ def block_experts(
     return _sum_up(x, routing, _packed(gate, up), _packed(down, down), form, shared)
 
 
+def arrange_stack(stack: Packed, dtype: torch.dtype) -> Packed:
+    """See ExpertKernels.arrange; bytes whose scales serve whole rows, or 128 inputs."""
+    count, size = stack.blocks.shape[:2]
+    made = None
+    if dtype in (torch.bfloat16, torch.float16):
+        made = eight_bits.arrange(stack._replace(blocks=stack.blocks.flatten(0, 1)))
+    if made is None or made.scales is None:
+        return stack
+    scales, shared = made.scales, count * size // len(made.scales)
+    if size % shared:
+        scales = scales.repeat_interleave(shared, 0)
+    scales = scales.view(count, -1, *scales.shape[1:])
+    return made._replace(blocks=made.blocks.view(count, size, -1), scales=scales)
+
+
 def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
     """See experts.MultiplyPairs: the second of the two products, not weighed."""
     *matrices, how = _packed(stack, stack)
@@ -227,7 +286,9 @@ def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
     out = torch.zeros((len(x), size), dtype=torch.float32, device=x.device)
     if not len(x):
         return out
-    tiles = sort_pairs(ids[:, None], count, is_packed=bool(how["TYPE"]), dtype=x.dtype)
+    tiles = sort_pairs(
+        ids[:, None], count, is_packed=bool(how["TYPE"]), dtype=x.dtype, has_bytes=how["ROWS"] > 0
+    )
     weights = out[:, 0]
     kind = {"KIND": 0, "LIMIT": 0.0, "ALPHA": 1.0, "WEIGHS": True, "UP": False, "BIASED": False}
     sizes = {"E": count, "TOP_K": 1, "SORTED": tiles.pairs is not tiles.experts, "N": size} | tiles.sizes
@@ -245,7 +306,9 @@ def _sum_up(
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    tiles = sort_pairs(routing.ids, count, is_packed=bool(up.how["TYPE"]), dtype=x.dtype)
+    tiles = sort_pairs(
+        routing.ids, count, is_packed=bool(up.how["TYPE"]), dtype=x.dtype, has_bytes=up.how["ROWS"] > 0
+    )
     between = x.new_empty((len(x) * top_k, inner))
     made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
     pairs = routing.weights, routing.ids, tiles.pairs, tiles.experts

@@ -156,10 +156,13 @@ class Tiles(NamedTuple):
     sizes: dict[str, Any]
 
 
-def tile_sizes(num_pairs: int, count: int, *, is_packed: bool, dtype: torch.dtype) -> dict[str, Any]:
+def tile_sizes(
+    num_pairs: int, count: int, *, is_packed: bool, dtype: torch.dtype, has_bytes: bool = False
+) -> dict[str, Any]:
     """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot.
 
     is_packed: weights are unpacked in registers, which are too few beside large tiles but on Hopper
+    has_bytes: weights are bytes that become operands in registers
     dtype: of the tokens; no tensor core multiplies float32: all that is multiplied is in registers, too
     """
     if num_pairs <= _FEW_PAIRS:
@@ -168,14 +171,18 @@ def tile_sizes(num_pairs: int, count: int, *, is_packed: bool, dtype: torch.dtyp
     tile = max(16, min(64 if is_tight else 128, power_of_2(num_pairs // count)))
     is_small = tile < 64
     tile_n, tile_k = 64 if is_small or is_tight else 128, 32 if is_tight else 64
+    if has_bytes and not is_tight:
+        tile, tile_n, tile_k = min(tile, 64), 64, 128
     num_stages, warps = stages(3, 2 * 64 * (tile + 2 * tile_n)), 4 if is_small else 8
     return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
 
 
-def sort_pairs(ids: Tensor, count: int, *, is_packed: bool, dtype: torch.dtype) -> Tiles:
+def sort_pairs(
+    ids: Tensor, count: int, *, is_packed: bool, dtype: torch.dtype, has_bytes: bool = False
+) -> Tiles:
     """Sort pairs into tiles; few of them are a tile each. See `tile_sizes`."""
     num_pairs = ids.numel()
-    sizes = tile_sizes(num_pairs, count, is_packed=is_packed, dtype=dtype)
+    sizes = tile_sizes(num_pairs, count, is_packed=is_packed, dtype=dtype, has_bytes=has_bytes)
     tile = sizes["TILE_M"]
     if num_pairs <= _FEW_PAIRS:
         return Tiles(ids, ids, num_pairs, sizes)

@@ -70,6 +70,7 @@ def cuda_table() -> KernelTable:
             experts.block_experts,
             experts.multiply_pairs,
             placed_experts=experts.placed_experts,
+            arrange=experts.arrange_stack,
         ),
         recurrent=RecurrentKernels(recurrent.causal_conv, recurrent.scan, recurrent.gate),
         sampling=SamplingKernels(

@@ -1,0 +1,59 @@
+"""Stacks of experts in bytes are multiplied as they are, whatever their scales serve."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton: pip install triton")
+
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Stacks
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.triton.experts import arrange_stack, block_experts, multiply_pairs
+from tests.kernel_cases import make_blocks
+
+COUNT, SIZE, INNER = 6, 256, 128
+SHARING = {"channel": (1, 1 << 20), "group": (1, 128), "block": (128, 128)}
+
+
+def stack(kind: str, sharing: str, n: int, k: int) -> Packed:
+    outputs, inputs = SHARING[sharing]
+    blocks = make_blocks(f"{kind}_64", COUNT * n, k, n + k).view(COUNT, n, -1, 68).clone()
+    row = torch.arange(n) // outputs * outputs
+    column = torch.arange(k // 64) * 64 // inputs * inputs // 64
+    blocks[..., :4] = blocks[:, row][:, :, column, :4]
+    return Packed(blocks.view(COUNT, n, -1), f"{kind}_64")
+
+
+@pytest.fixture(params=[(kind, sharing) for kind in ("F8", "S8") for sharing in SHARING])
+def stacks(request: pytest.FixtureRequest) -> Stacks:
+    shapes = (INNER, SIZE), (INNER, SIZE), (SIZE, INNER)
+    return Stacks(*(stack(*request.param, *shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 90])
+def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, SIZE).half()
+    routing = Routing(torch.rand(tokens, COUNT).argsort(1)[:, :2].int(), torch.rand(tokens, 2))
+    made = Stacks(*(arrange_stack(part, x.dtype) for part in stacks))
+    assert all(part.scales is not None and part.blocks.shape[2] == k for part, k in
+               zip(made, (SIZE, SIZE, INNER), strict=True))
+
+    def off_by(matrices: Stacks) -> float:
+        actual = block_experts(x, routing, matrices, ExpertForm(), None).float()
+        return float((actual - expected).norm() / expected.norm())
+
+    expected = ref_table().experts.block_experts(x.float(), routing, stacks, ExpertForm(), None)
+    assert off_by(made) < 8e-3
+    scales = made.down.scales
+    assert scales is not None
+    assert off_by(made._replace(down=made.down._replace(scales=scales.roll(1, 0)))) > 0.05
+    pairs = multiply_pairs(x, routing.ids[:, 0].contiguous(), made.up)
+    plain = ref_table().experts.multiply(x.float(), routing.ids[:, 0].contiguous(), stacks.up)
+    assert float((pairs - plain).norm() / plain.norm()) < 8e-3
+
+
+def test_other_stacks_stay() -> None:
+    given = Packed(make_blocks("F8_64", COUNT * INNER, SIZE, 1).view(COUNT, INNER, -1), "F8_64")
+    assert arrange_stack(given, torch.bfloat16) is given, "scales of 64 inputs"
+    assert arrange_stack(stack("F8", "channel", INNER, SIZE), torch.float32).scales is None
