@@ -186,6 +186,16 @@ def _experts(table, dtype):
         for name in ("Q4_K", "U4_32", "F8_64"):
             stacks = Stacks(*(_stack(name, 64, n, k) for n, k in ((256, 1024), (256, 1024), (1024, 256))))
             table.experts.block_experts(x, routing, stacks, ExpertForm(), None)
+        for in_blocks in (False, True) if dtype != torch.float32 else ():
+            shapes = (256, 1024), (256, 1024), (1024, 256)
+            stacks = Stacks(*(_stack_of_bytes(64, n, k, in_blocks) for n, k in shapes))
+            table.experts.block_experts(x, routing, stacks, ExpertForm(), None)
+
+
+def _stack_of_bytes(count, n, k, in_blocks):
+    scales = _empty(count, *((n // 128, k // 128) if in_blocks else (n,)), dtype=torch.float32)
+    name = "F8" if eight_bits.can_multiply("F8") else "S8"
+    return Packed(_empty(count, n, k, dtype=torch.uint8), name, scales=scales)
 
 
 def _stack(name, count, n, k):

@@ -5,10 +5,15 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton: pip install triton")
 
+from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.triton.experts import arrange_stack, block_experts, multiply_pairs
+from octavo.runtime.kernels.triton.table import cuda_table
+from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.experts import BlockExperts, UnpackedExperts
+from octavo.runtime.quantization.method import Storage
 from tests.kernel_cases import make_blocks
 
 COUNT, SIZE, INNER = 6, 256, 128
@@ -36,8 +41,10 @@ def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
     x = torch.randn(tokens, SIZE).half()
     routing = Routing(torch.rand(tokens, COUNT).argsort(1)[:, :2].int(), torch.rand(tokens, 2))
     made = Stacks(*(arrange_stack(part, x.dtype) for part in stacks))
-    assert all(part.scales is not None and part.blocks.shape[2] == k for part, k in
-               zip(made, (SIZE, SIZE, INNER), strict=True))
+    assert all(
+        part.scales is not None and part.blocks.shape[2] == k
+        for part, k in zip(made, (SIZE, SIZE, INNER), strict=True)
+    )
 
     def off_by(matrices: Stacks) -> float:
         actual = block_experts(x, routing, matrices, ExpertForm(), None).float()
@@ -51,6 +58,21 @@ def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
     pairs = multiply_pairs(x, routing.ids[:, 0].contiguous(), made.up)
     plain = ref_table().experts.multiply(x.float(), routing.ids[:, 0].contiguous(), stacks.up)
     assert float((pairs - plain).norm() / plain.norm()) < 8e-3
+
+
+def test_a_method_keeps_bytes_and_nothing_else(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = cuda_table()
+    kept = Storage(torch.device("cpu"), torch.half, torch.half, table.linear, table.experts)
+    method = UnpackedExperts(kept)
+    given = [Blocks(part.blocks, TYPES_BY_NAME[part.type_name]) for part in stacks]
+    monkeypatch.setattr(BlockExperts, "after_load", lambda self: self._keep(*given))
+    method.after_load()
+    assert [part.type_name for part in method.stacks()] == [stacks.up.type_name[:2]] * 3
+    sizes = [tensor.nbytes for tensor in method.slots()]
+    assert len(sizes) == 6
+    assert sum(sizes) < 1.01 * sum(part.blocks.nbytes for part in stacks), "scales are shared, if at all"
+    assert all(len(tensor) == COUNT for tensor in method.slots()), "what a balancer moves"
+    assert "256x128" in method.describe()[2]
 
 
 def test_other_stacks_stay() -> None:

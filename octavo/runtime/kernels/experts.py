@@ -138,4 +138,4 @@ class ExpertKernels:
     placed_experts: PlacedExperts | None = None
     """On devices that read the host's memory."""
     arrange: Callable[[Packed, torch.dtype], Packed] | None = None
-    """Returns a stack for activations of a type as `block_experts` multiplies it, or as it is; scales [E, …]."""
+    """Returns a stack as `block_experts` multiplies it with inputs of a type, or as it is; scales: [E, …]."""

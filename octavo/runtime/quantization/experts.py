@@ -152,7 +152,16 @@ class BlockExperts(ExpertsMethod):
     def _keep(self, gate: Blocks, up: Blocks, down: Blocks) -> None:
         if (room := self.num_spare) is not None:
             gate, up, down = (Blocks(pad_rows(part.data, room), part.type) for part in (gate, up, down))
-        self._stacks = Stacks(self._pack(gate), self._pack(up), self._pack(down))
+        self._stacks = self._arranged(Stacks(self._pack(gate), self._pack(up), self._pack(down)))
+
+    def _arranged(self, stacks: Stacks) -> Stacks:
+        """Return all stacks as the kernel multiplies them, or all as they are."""
+        arrange, dtype = self._storage.experts.arrange, self._storage.compute_dtype
+        if arrange is None:
+            return stacks
+        made = Stacks(*(arrange(part, dtype) for part in stacks))
+        gate, up, down = (None if part.scales is None else part.scales.shape for part in made)
+        return made if gate == up and (gate is None) == (down is None) else stacks
 
     def _pack(self, stacked: Blocks) -> Packed:
         name = stacked.type.name
@@ -180,7 +189,6 @@ class UnpackedExperts(BlockExperts):
     def after_load(self) -> None:
         super().after_load()
         assert self._stacks
-        self._stacks = self._arranged(self._stacks)
         if self._stacks.gate.type_name == "MXFP4" or self._stacks.gate.scales is not None:  # kernels do
             return
         self._told = tuple(f"{line}: unpacked once, at the start" for line in super().describe())
@@ -201,15 +209,6 @@ class UnpackedExperts(BlockExperts):
 
     def describe(self) -> list[str]:
         return list(self._told) or super().describe()
-
-    def _arranged(self, stacks: Stacks) -> Stacks:
-        """Return the stacks as the kernel multiplies them, or as they are if it takes one of them so only."""
-        arrange, dtype = self._storage.experts.arrange, self._storage.compute_dtype
-        if arrange is None:
-            return stacks
-        made = Stacks(*(arrange(part, dtype) for part in stacks))
-        shapes = {None if part.scales is None else part.scales.dim() for part in made}
-        return made if len(shapes) == 1 and made.gate.scales is not None else stacks
 
     def _unpack(self, matrices: Packed) -> Tensor:
         unpack, dtype = self._storage.kernels.block_dequantize, self._storage.compute_dtype

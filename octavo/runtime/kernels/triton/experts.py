@@ -38,25 +38,30 @@ def _weights(
 
 
 @triton.jit
-def _add(total, a, b, own, DOT: tl.constexpr, SWAPPED: tl.constexpr, IN_GROUPS: tl.constexpr):
-    """Add the product of a tile of x and one of a matrix; IN_GROUPS: of whose outputs `own` are scales."""
+def _own(scales, n, group, N, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Load the scales of outputs, ROWS of which share one; each has GROUPS of them."""
+    return tl.load(scales + n // ROWS * GROUPS + group, mask=(n < N) & (group < GROUPS), other=0.0)
+
+
+@triton.jit
+def _add(
+    total, a, b, scales, n, start, column, N, DOT: tl.constexpr, SWAPPED: tl.constexpr, ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Add the product of a tile of x and one of a matrix, whose outputs have GROUPS of scales."""
     b = b.to(a.dtype)
     if not DOT:
         product = a.to(tl.float32) * b.to(tl.float32)
-        total += product * own[:, None] if IN_GROUPS else product
-    elif IN_GROUPS:
-        total += tl.dot(b, tl.trans(a)) * own[:, None]
+        if GROUPS > 1:
+            product *= _own(scales, n[:, None], (start + column)[None, :] // 128, N, ROWS, GROUPS)
+        total += product
+    elif GROUPS > 1:
+        total += tl.dot(b, tl.trans(a)) * _own(scales, n, start // 128, N, ROWS, GROUPS)[:, None]
     elif SWAPPED:
         total = tl.dot(b, tl.trans(a), total)
     else:
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def _own(scales, n, group, N, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """Load the scales of outputs, ROWS of which share one; each has GROUPS of them."""
-    return tl.load(scales + n // ROWS * GROUPS + group, mask=n < N, other=0.0)
 
 
 @triton.jit
@@ -72,7 +77,6 @@ def _product(
     operand, which tensor cores take from the registers they are converted in.
     """
     SWAPPED: tl.constexpr = DOT and ROWS > 0
-    IN_GROUPS: tl.constexpr = GROUPS > 1
     column = tl.arange(0, TILE_K)
     if SWAPPED:
         first = tl.zeros([TILE_N, TILE_M], tl.float32)
@@ -80,7 +84,7 @@ def _product(
         first = tl.zeros([TILE_M, TILE_N], tl.float32)
     else:
         first = tl.zeros([TILE_N, TILE_K], tl.float32)
-    second, own, its = first, factor, factor
+    second = first
     place = (n.to(tl.int64) * ROW)[:, None]
     for start in range(0, K, TILE_K):
         inside = (start + column) < K
@@ -90,19 +94,15 @@ def _product(
             a = (a.to(tl.float32) * factor[:, None]).to(a.dtype)
         mask = (n < N)[:, None] & inside[None, :]
         b = _weights(matrix + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
-        if IN_GROUPS:
-            own = _own(scales, n, start // 128, N, ROWS, GROUPS)
-        first = _add(first, a, b, own, DOT, SWAPPED, IN_GROUPS)
+        first = _add(first, a, b, scales, n, start, column, N, DOT, SWAPPED, ROWS, GROUPS)
         if PAIRED:
             b = _weights(other + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
-            if IN_GROUPS:
-                its = _own(others, n, start // 128, N, ROWS, GROUPS)
-            second = _add(second, a, b, its, DOT, SWAPPED, IN_GROUPS)
+            second = _add(second, a, b, others, n, start, column, N, DOT, SWAPPED, ROWS, GROUPS)
     if SWAPPED:
         first, second = tl.trans(first), tl.trans(second)
     elif not DOT:
         first, second = tl.sum(first, 1)[None, :], tl.sum(second, 1)[None, :]
-    if ROWS > 0 and not IN_GROUPS:
+    if ROWS > 0 and GROUPS == 1:
         first *= _own(scales, n, 0, N, ROWS, 1)[None, :]
         if PAIRED:
             second *= _own(others, n, 0, N, ROWS, 1)[None, :]

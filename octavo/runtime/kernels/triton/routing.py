@@ -173,7 +173,8 @@ def tile_sizes(
     tile_n, tile_k = 64 if is_small or is_tight else 128, 32 if is_tight else 64
     if has_bytes and not is_tight:
         tile, tile_n, tile_k = min(tile, 64), 64, 128
-    num_stages, warps = stages(3, 2 * 64 * (tile + 2 * tile_n)), 4 if is_small else 8
+    size = tile_k * 2 * (tile + tile_n) if has_bytes else 2 * 64 * (tile + 2 * tile_n)
+    num_stages, warps = stages(3, size), 4 if is_small or has_bytes else 8
     return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
 
 
