@@ -112,8 +112,7 @@ def _product(
 @triton.jit(do_not_specialize=["num_pairs"])
 def _expert_kernel(
     x, weights, ids, pairs, experts, matrix, other, levels, scales, others, places, bias, out, num_pairs,
-    stride_x,
-    E: tl.constexpr, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UP: tl.constexpr,
+    stride_x, E: tl.constexpr, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UP: tl.constexpr,
     STRIDE: tl.constexpr, ROW: tl.constexpr, WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
     IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,

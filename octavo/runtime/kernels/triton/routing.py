@@ -166,13 +166,14 @@ def tile_sizes(
     dtype: of the tokens; no tensor core multiplies float32: all that is multiplied is in registers, too
     """
     if num_pairs <= _FEW_PAIRS:
-        return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
+        tile_n = 8 if has_bytes else 16
+        return {"TILE_M": 1, "TILE_N": tile_n, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
     is_tight = dtype == torch.float32 or not has_matrix_units() or (is_packed and not has_warp_groups())
     tile = max(16, min(64 if is_tight else 128, power_of_2(num_pairs // count)))
     is_small = tile < 64
     tile_n, tile_k = 64 if is_small or is_tight else 128, 32 if is_tight else 64
     if has_bytes and not is_tight:
-        tile, tile_n, tile_k = min(tile, 64), 64, 128
+        tile, tile_n, tile_k = min(tile, 64), 64, 128 if is_small else 64
     size = tile_k * 2 * (tile + tile_n) if has_bytes else 2 * 64 * (tile + 2 * tile_n)
     num_stages, warps = stages(3, size), 4 if is_small or has_bytes else 8
     return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
