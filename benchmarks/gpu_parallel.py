@@ -173,6 +173,7 @@ BATCHES = (1, 32, 128, 256, 512)
 SIZES = [1 << power for power in range(13, 26)]
 Row = dict[str, Any]
 Key = tuple[str, str]
+_ON_DEVICE = "kernel", "gpu_memcpy", "gpu_memset"
 _GRAPHS: list[Callable[[], None]] = []
 
 
@@ -492,7 +493,7 @@ def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> Non
 
     step_s: of the batch, which is computed in `num_parts`; bubble: share of each rank's time without a kernel
     of the
-    model
+    model, by steps measured from first to last request; idle: the same of the profiled steps alone
     """
     prompts = random_prompts(random.Random(f"share {batch}"), [128] * batch)
     generate(llm, prompts, [4] * batch)
@@ -510,6 +511,7 @@ def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> Non
             "kernels_ms_per_step": round(sum(took.values()) / 1e4, 3),
             "spoken_share": round(sum(spoken.values()) / max(sum(took.values()), 1e-9), 4),
             "bubble": [round(1 - 1e-6 * us * num_parts / step_s, 3) for us in busy_us],
+            "idle": [round(idle(path), 3) for path in paths],
             "spoken_us_each": {f"{k[0][:30]} {k[1]}": statistics.median(by_name[k]) for k in spoken},
         }
     )
@@ -524,6 +526,18 @@ def kernels(path: str) -> tuple[dict[Key, list[float]], dict[Key, float], dict[K
             by_name.setdefault(key, []).append(event["dur"])
     took = {key: statistics.median(times) * len(times) for key, times in by_name.items()}
     return by_name, took, {k: us for k, us in took.items() if "nccl" in k[0].lower() or "_peer_" in k[0]}
+
+
+def idle(path: str, least_us: float = 15.0) -> float:
+    """The share of the time from a rank's first to its last kernel of the model in gaps between these."""
+    events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
+    own = [e for e in events if e.get("cat") in _ON_DEVICE and "nccl" not in e["name"].lower()]
+    times = sorted((e["ts"], e["ts"] + e["dur"]) for e in own)
+    end, gaps_us = times[0][1], 0.0
+    for start, until in times:
+        gaps_us += start - end if start - end > least_us else 0.0
+        end = max(end, until)
+    return gaps_us / (times[-1][1] - times[0][0])
 
 
 def random_prompts(rng: random.Random, lengths: list[int]) -> list[list[int]]:
