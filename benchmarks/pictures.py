@@ -1,0 +1,123 @@
+"""A picture on the CPU: a model of SmolVLM-256M's shape beside transformers, both in turn.
+
+    python benchmarks/record.py cpu-pictures python -m benchmarks.pictures
+
+The weights are random, in bfloat16 on both sides. A picture is cut into squares of 512 x 512, each of which
+becomes 64 tokens. Rows have the medians of rounds in turn with new pictures: seconds to the first token, with
+the picture's preparation, and tokens a second behind it. Prints JSON lines.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from octavo import LLM, SamplingParams
+from tests.tiny_media import IMAGE, save_tokenizer
+
+TEXT = {
+    "model_type": "llama",
+    "vocab_size": 49280,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+}
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 512,
+    "patch_size": 16,
+}
+SQUARES = {"max_image_size": {"longest_edge": 512}}
+EXACT = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+
+
+def make_model(folder: Path, longest: int):
+    torch.manual_seed(0)
+    config = SmolVLMConfig(text_config=TEXT, vision_config=VISION, image_token_id=IMAGE, scale_factor=4)
+    model = SmolVLMForConditionalGeneration(config).to(torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    settings = SQUARES | {"size": {"longest_edge": longest}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model, SmolVLMImageProcessorPil(**settings)
+
+
+def theirs(model, processor, image: Image.Image, ids: list[int], count: int) -> tuple[float, float]:
+    begun = time.perf_counter()
+    pixels = processor([[image]], return_tensors="pt")["pixel_values"].to(torch.bfloat16)
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([ids]), pixel_values=pixels, use_cache=True, logits_to_keep=1)
+        token, first = out.logits[:, -1:].argmax(-1), time.perf_counter()
+        for _ in range(count - 1):
+            out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
+            token = out.logits[:, -1:].argmax(-1)
+            int(token)
+    return first - begun, (count - 1) / (time.perf_counter() - first)
+
+
+def ours(llm: LLM, image: Image.Image, count: int) -> tuple[float, float, list[int]]:
+    asked = {"prompt_token_ids": [5, IMAGE, 7, 8], "multi_modal_data": {"image": image}}
+    begun = time.perf_counter()
+    [output] = llm.generate(asked, SamplingParams(max_tokens=1, **EXACT), use_tqdm=False)
+    first = time.perf_counter()
+    # The picture, its embeddings and its prefix are known now.
+    llm.generate(asked, SamplingParams(max_tokens=count, **EXACT), use_tqdm=False)
+    took, again = first - begun, time.perf_counter()
+    llm.generate(asked, SamplingParams(max_tokens=1, **EXACT), use_tqdm=False)
+    rest = (again - first) - (time.perf_counter() - again)
+    return took, (count - 1) / rest, list(output.prompt_token_ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--longest", type=int, nargs="*", default=[512, 1024])
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    for longest in args.longest:
+        folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+        model, processor = make_model(folder, longest)
+        own, other = [], []
+        with LLM(str(folder), max_model_len=4096) as llm:
+            for number in range(args.rounds + 1):
+                image = Image.fromarray(rng.integers(0, 255, (1024, 1024, 3), np.uint8))
+                *mine, ids = ours(llm, image, args.tokens)
+                if args.profile:
+                    print(json.dumps({"ours": mine, "tokens": len(ids)}), flush=True)
+                    continue
+                their = theirs(model, processor, image, ids, args.tokens)
+                for made, kept in ((mine, own), (their, other)) if number else ():
+                    kept.append(made)
+        if args.profile:
+            continue
+        (own_s, own_rate), (their_s, their_rate) = (
+            [statistics.median(column) for column in zip(*made, strict=True)] for made in (own, other)
+        )
+        row = {"longest_edge": longest, "prompt_tokens": len(ids), "rounds": args.rounds, "dtype": "bfloat16"}
+        row |= {"octavo_first_token_s": round(own_s, 3), "transformers_first_token_s": round(their_s, 3)}
+        row |= {"octavo_tok_s": round(own_rate, 1), "transformers_tok_s": round(their_rate, 1)}
+        ratios = {
+            "first_token_ratio": round(their_s / own_s, 2),
+            "tok_s_ratio": round(own_rate / their_rate, 2),
+        }
+        print(json.dumps(row | ratios), flush=True)
+
+
+if __name__ == "__main__":
+    main()
