@@ -1,4 +1,4 @@
-"""Ask about pictures, offline: a tiny LLaVA with random weights; the name of a real one may stand in its place."""
+"""Ask about pictures, offline: a tiny LLaVA with random weights; a real one's name may stand in its place."""
 
 import tempfile
 
