@@ -45,7 +45,8 @@ class WaitingQueue:
         """Take out `request`, which must be in the queue."""
         lines, name = self._place_of(request)
         line = lines.get(name, [])
-        index = bisect_left(line, _place(self._entry(request)), key=_place)
+        is_next = line and line[0][2] is request
+        index = 0 if is_next else bisect_left(line, _place(self._entry(request)), key=_place)
         assert index < len(line) and line[index][2] is request, f"request {request.request_id} does not wait"
         del line[index]
         if not line:

@@ -10,7 +10,7 @@ and outputs that were scheduled but whose values are still on the device ("pendi
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 from math import inf
 
 from octavo.engine.kvcache.prefix import NOTHING, HashChain
@@ -31,7 +31,7 @@ from octavo.messages.request import (
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 
-class RequestStatus(Enum):
+class RequestStatus(IntEnum):
     """Where a request is; it is in exactly one place."""
 
     WAITING = auto()

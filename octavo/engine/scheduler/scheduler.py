@@ -70,8 +70,7 @@ class Scheduler:
         """
         self._turns = StageTurns(num_stages)
         self.kv = KVCacheManager(cache, enable_prefix_caching)
-        self._config = config
-        self._max_model_len, self._max_chunk = max_model_len, config.max_chunk
+        self._config, self._max_model_len, self._max_chunk = config, max_model_len, config.max_chunk
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
         self.pins = Pins(self.kv, pin_share, clock)
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs, self.pins)
@@ -87,6 +86,7 @@ class Scheduler:
             StaggeredPrefillRule(self._tracker.waiting),
         ]
         self._admitting = [rule for rule in self._rules if type(rule).admit is not Rule.admit]
+        self._filling = [rule for rule in self._rules if type(rule).is_full is not Rule.is_full]
         self._pace, self._matchers = PromptPace(), matchers
         self._lookahead = Lookahead(config, self.kv, num_stages)
         self._in_flight: deque[StepPlan] = deque()
@@ -356,7 +356,7 @@ class Scheduler:
         return [other for other in first if (other.standing.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
-        return any(rule.is_full(plan) for rule in self._rules)
+        return any(rule.is_full(plan) for rule in self._filling)
 
     def _start(self, request: Request, plan: StepPlan) -> None:
         """Let an admitted request run, from the beginning that it shares."""
