@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import shutil
+import statistics
 import time
 
 import psutil
@@ -42,15 +43,19 @@ def made(tmp_path_factory):
     return save(oracle, root / "base"), loras
 
 
-@pytest.mark.slow
-async def test_many_adapters_on_few_slots(made):
-    folder, loras = made
+def start(folder) -> AsyncLLM:
     args = EngineArgs(
         model=str(folder), enable_lora=True, max_loras=NUM_SLOTS, max_cpu_loras=24, max_model_len=128, seed=0,
         num_gpu_blocks_override=200, max_num_seqs=16, skip_tokenizer_init=True, dtype="float32",
         activations="float32", kv_cache_dtype="float32",
     )  # fmt: skip
-    engine = AsyncLLM.from_engine_args(args)
+    return AsyncLLM.from_engine_args(args)
+
+
+@pytest.mark.slow
+async def test_many_adapters_on_few_slots(made):
+    folder, loras = made
+    engine = start(folder)
     (prompt,) = make_prompts(131, (20,))
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     rng, waits, faults = random.Random(1), [], []
@@ -94,3 +99,33 @@ async def test_many_adapters_on_few_slots(made):
     assert not faults, faults[:3]
     assert len(waits) >= 24 and counts["evictions"] > 0
     assert after - before < MOST_GROWTH, f"{(after - before) >> 20} MiB"
+
+
+@pytest.mark.slow
+async def test_first_tokens_of_twice_as_many_adapters_as_slots(made):
+    """The median wait is at most twice that of as many adapters as there are slots; runs in turn."""
+    folder, loras = made
+    engine = start(folder)
+    (prompt,) = make_prompts(131, (20,))
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    rng, waits = random.Random(2), {NUM_SLOTS: [], 2 * NUM_SLOTS: []}
+
+    async def client(name, count):
+        for number in range(12):
+            began, lora = time.monotonic(), loras[rng.randrange(count)]
+            answer = engine.generate(prompt, params, f"{name}-{number}", lora_request=lora)
+            await anext(answer)
+            waits[count].append(time.monotonic() - began)
+            async for _ in answer:
+                pass
+
+    try:
+        for lora in loras[: 2 * NUM_SLOTS]:
+            await engine.add_lora(lora)
+        for turn in range(3):
+            for count in waits:
+                await asyncio.gather(*(client(f"{turn}-{count}-{i}", count) for i in range(NUM_SLOTS)))
+    finally:
+        await engine.shutdown()
+    few, many = (statistics.median(waits[count]) for count in waits)
+    assert many <= 2 * few, (few, many)
