@@ -135,7 +135,7 @@ inline void counted(int64_t count, Body&& body) {
 
 constexpr int64_t RANKS = 16;       // rows of `down` in a task, at least
 constexpr int64_t OUTPUTS = 512;    // a multiple of every VL: the same values are alone in a tail in any task
-constexpr int64_t WORTH = 1 << 15;  // products of a task
+constexpr int64_t WORTH = 1 << 13;  // products of a task
 
 template <class W>
 void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,

@@ -7,7 +7,8 @@ have an order of their own: its company changes no bit. The inner values are kep
 One kernel shrinks and expands. Of few tokens it begins early (see `launch`), beside the product that it
 changes, which was launched last: the product's inputs, the groups and the adapters are there already, and
 only `out` is waited for. Programs start in the order of their numbers, so those that wait for others to
-shrink cannot keep these from starting.
+shrink cannot keep these from starting. (Products of few rows that add their changes themselves, shrunk by
+a kernel before them, were slower on an H100: of 64 rows and 16 adapters a layer took 245 µs instead of 206.)
 """
 
 from itertools import pairwise
