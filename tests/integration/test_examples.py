@@ -48,6 +48,7 @@ PROMISES = {
     "quantize": [r"model.gguf: 211 matrices Q8_0\n", r"1\d\d MiB: The capital of France is' Paris"],
     "embeddings": [r"384 numbers", r"\n0\.\d+ Plants make sugar.*\n"],
     "pooling": [r"\[32, 32, 32, 32\]", r"sparse: [1-9]\d* of", r"rerank: \[\d, \d, \d\]", r"reward: \(1,"],
+    "images": [r"one: 20 tokens, 0 known.*\ntwo: 36 tokens.*\nthe first again: 20 tokens, 16 known"],
     "speculative_decoding": [r"the same tokens: True; [1-9]\d* of \d+ guesses were right"],
     "server/chat": [r"assistant: .*Paris.*\nassistant: .+\n\d+ tokens in, \d+ out"],
     "server/streaming": [r".+\n\d+ tokens in [1-9]\d* pieces"],

@@ -50,6 +50,7 @@ class MediaEncoder(nn.Module, ABC):
         Raises BadCheckpoint, Unsupported.
         """
         super().__init__()
+        self.compute_dtype = build.compute_dtype
 
     def unused(self) -> tuple[str, ...]:
         """Return patterns of tensors that nothing reads."""
