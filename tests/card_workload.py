@@ -239,10 +239,11 @@ def _cases(table, dtype):
 def _steps(table, dtype):
     """Both ends of a captured step, and masks of structured output."""
     ids, rows = torch.zeros(3, 2000, dtype=torch.int64), torch.zeros(1, 40, 68, dtype=torch.int32)
-    ring = StepRing(ids, ids, ids.float(), ids[0, :1], ids)
+    ring = StepRing(ids, ids, ids.float(), ids[0, :1], ids, ids)
     table.steps.begin(ring, ids[0], ids[0], rows, ids[0, :130], rows[:, :32])
     table.steps.mask(ring, _empty(32, 32000, dtype=dtype), torch.zeros(4, 1000, dtype=torch.int32))
-    table.steps.end(ring, ids[0, :32], ids[0, :32].float(), ids[0, :32], ids[0], 32000)
+    for drafts in (ids[0, :0], ids[0, :32]):
+        table.steps.end(ring, ids[0, :32], ids[0, :32].float(), ids[0, :32], ids[0], 32000, drafts)
 
 
 def _peers(table, dtype):

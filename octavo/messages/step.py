@@ -141,6 +141,8 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result")
     """Results of requests that are complete without a token."""
     drafts: dict[int, list[int]] = {}
     """By place: tokens guessed to follow the last one sampled."""
+    num_drafts: list[int] = []
+    """Drafts of each request, without those that were asked for and not found; [] = as was planned."""
     draft_s: float = 0.0
     """Seconds that guessing took."""
     routes: dict[str, list[RoutedTokens]] = {}

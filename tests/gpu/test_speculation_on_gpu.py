@@ -76,7 +76,8 @@ def test_chained_steps_change_nothing(folders, monkeypatch, method, shift):
         values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
     equal = sum(a == b for a, b in zip(found, plain, strict=True))
     assert (equal >= 9) != shift, f"{equal} of {len(PROMPTS)} texts are the same"
-    assert len(rows) >= 3 and values["vllm:spec_decode_num_draft_tokens"] > 100
+    assert len(rows) >= 3
+    assert method == "ngram_gpu" or values["vllm:spec_decode_num_draft_tokens"] > 100
     if method in ("suffix", "draft_model") and not shift:
         assert values["vllm:spec_decode_num_accepted_tokens"] > 100
 

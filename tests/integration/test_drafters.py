@@ -157,6 +157,30 @@ def test_chained_steps_change_nothing(folders, tokenizer, monkeypatch, method, s
         assert num_accepted > 0.95 * num_guessed, "the last drafts of an output may be cut"
 
 
+@pytest.mark.parametrize("is_chained", [True, False], ids=["chained", ""])
+def test_what_is_not_found_is_no_draft(folders, tokenizer, monkeypatch, is_chained):
+    """Drawn texts do not repeat themselves; the negative twin: a greedy one of a tiny model does."""
+    if is_chained:
+        monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    verify, rows = ChainedSteps.verify, []
+    monkeypatch.setattr(ChainedSteps, "verify", lambda *given: rows.append(1) or verify(*given))
+    prompts = [{"prompt_token_ids": [7, 9, 11, 13 + i]} for i in range(2)]
+    common = COMMON | {"tokenizer": tokenizer, "block_size": 16, "max_num_seqs": 8, "steps_in_flight": 2}
+    config = {"method": "ngram_gpu", "num_speculative_tokens": 3, "enable_adaptive_verification": False}
+    counts = []
+    for least, temperature in ((3, 1.0), (1, 0.0)):
+        wanted = SamplingParams(temperature=temperature, seed=1, max_tokens=60, ignore_eos=True)
+        options = {"speculative_config": config | {"prompt_lookup_min": least}}
+        with LLM(folders["target"], **common, **options) as llm:
+            outputs = llm.generate(prompts, wanted, use_tqdm=False)
+            counts.append(drafted(llm))
+        told = [out.outputs[0].spec_decode_metrics for out in outputs]
+        assert counts[-1][0] == sum(each.num_draft_tokens for each in told if each)
+    assert counts[0] == [0, 0]
+    assert counts[1][0] >= counts[1][1] > 2, "what repeats itself is found"
+    assert bool(rows) == is_chained
+
+
 def test_a_request_may_do_without(folders, tokenizer):
     with drafting(folders, tokenizer) as llm:
         llm.generate(PROMPTS, DRAWN, use_tqdm=False, speculative=False)

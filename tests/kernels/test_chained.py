@@ -39,7 +39,7 @@ def make_step(counts: list[int], num_spare: int) -> ChainRows:
         inputs.num_known[many] = start - 1 if request % 2 else -1
         inputs.num_taken[many] = 2 if request % 5 == 4 else -1
         inputs.num_wanted[many] = request % 4
-        inputs.drafts[at + 1 : at + count + 1] = torch.randint(0, 3, (count,))
+        inputs.drafts[at + 1 : at + count + 1] = torch.randint(-1, 2, (count,))
         inputs.drafts[at] = UNTOLD
         at += count + 1
     return ChainRows(*(getattr(inputs, name) for name in ChainRows._fields))
@@ -55,12 +55,12 @@ def test_steps_are_moved_verified_and_linked(counts, num_spare):
         given = make_step(counts, num_spare)
         num_rows = len(given.rows)
         lengths = torch.randint(20, 40, (SPARE + 1,)).to(DEVICE)
-        kept_ids = torch.randint(0, 3, ((SPARE + 3) * WIDTH + 300,)).to(DEVICE)
+        kept_ids = torch.randint(-1, 2, ((SPARE + 3) * WIDTH + 300,)).to(DEVICE)
         tables = torch.randint(0, 99, (len(SIZES), num_rows, 16), dtype=torch.int32).to(DEVICE)
         ids, max_logits = torch.zeros(num_rows, dtype=torch.int64, device=DEVICE), torch.ones(num_rows)
         max_logits[1::7], max_logits[4::9] = torch.inf, torch.nan
         kernels.move(given, lengths, kept_ids, tables, SIZES, ids)
-        lasts = kernels.verify(given, lengths, kept_ids, ids, max_logits.to(DEVICE))
+        lasts = kernels.verify(given, lengths, kept_ids, max_logits.to(DEVICE))
         ahead = kernels.link(given, lasts, tables[:, lasts], SIZES, 4, SPARE * WIDTH)
         found.append([*given, ids, lengths, lasts, *ahead])
     for index, (one, other) in enumerate(zip(*found, strict=True)):

@@ -22,7 +22,7 @@ def make_ring(count: int) -> StepRing:
     token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
     max_logits = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
     masks = torch.randint(-1, 4, (3, ROWS), pin_memory=HAS_GPU)
-    return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE), masks)
+    return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE), masks, token_ids)
 
 
 def copied(ring: StepRing) -> StepRing:
@@ -67,7 +67,7 @@ def test_end(rows: int, count: int) -> None:
     ring, results = make_ring(count), []
     for end in (TRITON.end, STEP_KERNELS.end):
         shared, kept_ids = copied(ring), torch.full((1000,), -1, device=DEVICE)
-        end(shared, token_ids, max_logits, targets, kept_ids, 50)
+        end(shared, token_ids, max_logits, targets, kept_ids, 50, token_ids[: rows * (count > 1)])
         results.append((*shared, kept_ids))
     assert_equal(*results)
     kept = results[0][-1][targets]
@@ -109,10 +109,11 @@ def test_rows_of_a_ring_are_not_overwritten_before_they_are_read() -> None:
             ring.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables
         )
         assert ids.item() == step
-        STEP_KERNELS.end(ring.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
+        maxima, zero = torch.tensor([step / 2]), torch.tensor([0])
+        STEP_KERNELS.end(ring.shared, ids + 1, maxima, zero, kept, 100, ids + 2)
         results.append(ring.end(np.arange(1)))
         if step == 5:
             ring.restart()
     read = [[part.item() for part in result.read()] for result in results]
-    assert read == [[step + 1, step / 2] for step in range(11)]
+    assert read == [[step + 1, step / 2, step + 2] for step in range(11)]
     assert np.array_equal(ring.shared.begun, [11 - 6])

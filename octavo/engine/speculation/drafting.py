@@ -137,11 +137,12 @@ class Drafting:
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """Take note of a step that was read: what it took, which drafts came true, who ended."""
         for place, drafts in plan.drafts.items():
-            self._num_drafts += 1
-            self._num_draft_tokens += len(drafts)
+            num_drafts = result.num_drafts[place] if result.num_drafts else len(drafts)
+            self._num_drafts += num_drafts > 0
+            self._num_draft_tokens += num_drafts
             num_accepted = len(result.sampled_token_ids[place]) - 1
             self._num_accepted[:num_accepted] += 1
-            plan.requests[place].drafts.note(len(drafts), num_accepted)  # its last output has these counts
+            plan.requests[place].drafts.note(num_drafts, num_accepted)  # its last output has these counts
         num_requests = len(plan.requests)
         if sum(plan.num_scheduled) == num_requests:
             num_rows = num_requests + sum(map(len, plan.drafts.values()))

@@ -45,20 +45,19 @@ class MoveRows(Protocol):
 
         lengths:  [rows of the batch] int64, of requests; kept_ids: [any] int64
         tables:   [groups, N, max_blocks] int32, contiguous
-        ids:      [N] int64, written: the draft, or where that is UNTOLD the token kept at the row's place
+        ids:      [N] int64, written: the draft, or where that is UNTOLD the token kept at the row's place,
+                  which becomes the draft; 0 for one that is none, -1
         """
 
 
 class VerifyDrafts(Protocol):
     """Ends such a step."""
 
-    def __call__(
-        self, given: ChainRows, lengths: Tensor, kept_ids: Tensor, ids: Tensor, max_logits: Tensor
-    ) -> Tensor:
+    def __call__(self, given: ChainRows, lengths: Tensor, kept_ids: Tensor, max_logits: Tensor) -> Tensor:
         """Return the row of each request behind the drafts that came true, [R] int64, and note its length.
 
         A draft is true if it is what the row before it has chosen; one whose own row has failed is given up.
-        ids, max_logits: [N], what the rows read, and of their logits; an infinite or NaN one has failed
+        max_logits: [N]; a row with an infinite or NaN one has failed
         """
 
 

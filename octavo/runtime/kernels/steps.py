@@ -18,6 +18,7 @@ class StepRing(NamedTuple):
     begun:      [1] int64 on the device: how many steps have begun; the others may be the host's memory
     masks:      [length, most rows] int64, written by the host before a step's tokens are chosen: numbers of
                 masks, -1 = none
+    drafts:     [length, most rows] int64, read by the host after a chained step: what its rows read
     """
 
     given: Tensor
@@ -25,6 +26,7 @@ class StepRing(NamedTuple):
     max_logits: Tensor
     begun: Tensor
     masks: Tensor
+    drafts: Tensor
 
 
 class BeginStep(Protocol):
@@ -44,7 +46,7 @@ class BeginStep(Protocol):
         numbers:     [n] int64, written: places [T] in kept_ids, rows [R], and whatever else is given
         kept_ids:    [any] int64
         kept_tables: [groups, rows of the batch, max_blocks] int32, contiguous
-        ids:         [T] int64, written: kept_ids at the places
+        ids:         [T] int64, written: kept_ids at the places, 0 for a draft that is none, -1
         tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the rows
         """
 
@@ -71,11 +73,13 @@ class EndStep(Protocol):
         targets: Tensor,
         kept_ids: Tensor,
         vocab_size: int,
+        drafts: Tensor,
     ) -> None:
         """Tell the host what was chosen, and keep it for the next step.
 
         token_ids, max_logits: [n] int64 and float32, from `Choose`; an id that is none becomes the nearest
         targets:               [n] int64, places in kept_ids to write to; equal ones get one of their ids
+        drafts:                [n] int64, to be told, too; or [0]
         """
 
 

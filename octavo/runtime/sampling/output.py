@@ -124,13 +124,13 @@ class PendingSamples:
     copies:      of token ids and largest logits, then of each group of scores
     scored_rows: the rows of each group
     faults:      as in SamplerOutput
-    computed:    tokens that these rows have computed, if the host does not know
+    tells_drafts: a third copy is of the tokens that these rows have read, which the host does not know
     """
 
     copies: Copies
     scored_rows: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
-    computed: Copies | None = None
+    tells_drafts: bool = False
     draft_s: float = 0.0
     """Seconds that guessing behind such a step takes."""
 

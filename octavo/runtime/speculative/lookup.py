@@ -26,8 +26,7 @@ class Lookup(Drafter):
         if not turn.counts.any():
             return None
         rows, lengths = send([turn.rows, turn.ends + 1], self._state.token_ids.device)
-        found = self._look_up(self._state.token_ids, rows, lengths, *self._bounds, int(turn.counts.max()))
-        return found.clamp_(min=0)
+        return self._look_up(self._state.token_ids, rows, lengths, *self._bounds, int(turn.counts.max()))
 
     def chain(self, links: Links) -> None:
         """See Drafter."""

@@ -146,7 +146,7 @@ class DraftPart(StepPart):
             if step.tells_drafts:
                 for place, tokens in enumerate(found.tolist()):
                     if count := int(turn.counts[place]):
-                        result.drafts[place] = tokens[:count]
+                        result.drafts[place] = [token for token in tokens[:count] if token >= 0]
             else:
                 self._state.put_behind(turn.rows, turn.ends + 1, turn.counts, found)
             self._state.num_tokens[turn.rows] = np.where(turn.counts > 0, turn.ends + 1, before)

@@ -10,8 +10,8 @@ spare rows behind them.
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,13 +27,24 @@ from octavo.runtime.worker.packed_inputs import PackedInputs
 from octavo.runtime.worker.prepare import ChainedRows
 from octavo.runtime.worker.request_state import RequestState
 
+_MEASURED = 4
+"""Times that guesses of a shape are measured, in a capture of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """Tokens are chosen by `kind`, drafts verified by them, and `count` tokens guessed."""
+    """Tokens are chosen by `kind`, drafts verified by them, and `count` tokens guessed.
+
+    at_once: in the same capture; otherwise in one of its own, whose time is measured
+    """
 
     kind: Kind
     count: int
+    at_once: bool = False
+
+    def in_one(self) -> "Chained":
+        """Return the same with the guesses in the same capture."""
+        return replace(self, at_once=True)
 
 
 End = Kind | Masked | Chained | None
@@ -142,7 +153,7 @@ class Links:
         found = self.kernels.look_up(
             state.token_ids, self.rows, state.lengths[self.rows], least, most, self.end.count
         )
-        for number, ids in enumerate(found.clamp_(min=0).unbind(1)):
+        for number, ids in enumerate(found.unbind(1)):
             self.keep(ids, number)
 
 
@@ -155,24 +166,30 @@ class GuessClock:
 
     def __init__(self, *, is_remote: bool) -> None:
         self._is_remote = is_remote
-        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._took_s = 0.0
+        self._under_way: deque[tuple[Hashable, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._took_s: dict[Hashable, list[float]] = {}
 
-    def measure(self, work: Callable[[], None]) -> float:
-        """Do what is to be measured; return the seconds that one of the last times took, 0.0 if unknown."""
-        if not self._is_remote:
+    def took_s(self, kind: Hashable) -> float | None:
+        """Return the least seconds that such work took; None until it was measured a few times."""
+        while self._under_way and self._under_way[0][2].query():  # type: ignore[no-untyped-call]
+            key, began, ended = self._under_way.popleft()
+            self._took_s.setdefault(key, []).append(began.elapsed_time(ended) / 1e3)
+        found = self._took_s.get(kind, [])
+        return min(found) if len(found) >= _MEASURED else None
+
+    def measure(self, kind: Hashable, work: Callable[[], None]) -> float:
+        """Do what is to be measured; return the seconds that such work took last, 0.0 if unknown."""
+        if self._is_remote:
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in "ab")  # type: ignore[no-untyped-call]
+            began.record()
+            work()
+            ended.record()
+            self._under_way.append((kind, began, ended))
+        else:
             began_s = time.perf_counter()
             work()
-            return time.perf_counter() - began_s
-        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
-            began, ended = self._under_way.popleft()
-            self._took_s = began.elapsed_time(ended) / 1e3
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in "ab")  # type: ignore[no-untyped-call]
-        began.record()
-        work()
-        ended.record()
-        self._under_way.append((began, ended))
-        return self._took_s
+            self._took_s.setdefault(kind, []).append(time.perf_counter() - began_s)
+        return self._took_s.get(kind, [0.0])[-1]
 
 
 class ChainedSteps:
@@ -180,7 +197,7 @@ class ChainedSteps:
 
     def __init__(self, state: RequestState, sampler: Sampler | None, kernels: ChainKernels) -> None:
         self.state, self.sampler, self.kernels = state, sampler, kernels
-        self._clock = GuessClock(is_remote=state.token_ids.device.type != "cpu")
+        self.clock = GuessClock(is_remote=state.token_ids.device.type != "cpu")
         self._begun: Callable[[], Links] | None = None
         """Makes what is known of the step that ended last."""
 
@@ -207,10 +224,10 @@ class ChainedSteps:
         kept_ids = state.token_ids.view(-1)
         self.kernels.move(_rows_of(inputs), state.lengths, kept_ids, tables, state.block_sizes, ids)
 
-    def verify(self, inputs: PackedInputs[Tensor], ids: Tensor, max_logits: Tensor) -> Tensor:
+    def verify(self, inputs: PackedInputs[Tensor], max_logits: Tensor) -> Tensor:
         """See VerifyDrafts."""
         state = self.state
-        return self.kernels.verify(_rows_of(inputs), state.lengths, state.token_ids.view(-1), ids, max_logits)
+        return self.kernels.verify(_rows_of(inputs), state.lengths, state.token_ids.view(-1), max_logits)
 
     def end(
         self,
@@ -219,20 +236,19 @@ class ChainedSteps:
         hidden: Tensor,
         max_logits: Tensor,
         end: Chained,
+        guesser: Guesser | None,
     ) -> None:
-        """Verify the drafts of a step whose tokens are chosen, and leave what `guess` begins with."""
-        lasts = self.verify(inputs, batch.input_ids, max_logits)
+        """Verify the drafts of a step whose tokens are chosen; guess, or leave what `guess` begins with."""
+        lasts = self.verify(inputs, max_logits)
         self._begun = partial(Links, batch, hidden, lasts, end, inputs, self)
+        if guesser is not None and end.at_once:
+            self.guess(guesser)
 
     def guess(self, guesser: Guesser) -> None:
         """Guess behind the step that ended last."""
         begun, self._begun = self._begun, None
         assert begun is not None
         guesser(begun())
-
-    def measure(self, guess: Callable[[], None]) -> float:
-        """Guess; return the seconds that this takes, 0.0 if unknown."""
-        return self._clock.measure(guess)
 
 
 def _over(

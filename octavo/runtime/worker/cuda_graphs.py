@@ -28,7 +28,7 @@ from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.masks import RowMasks
-from octavo.runtime.sampling.output import HostCopies, PendingSamples
+from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.chained_steps import Chained, ChainedSteps, End
@@ -53,7 +53,6 @@ _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as la
 _SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
 _MAX_GRAPHS = 400
 _MOST_USUAL = 256
-
 
 Key = tuple[Shape, End]
 Parts = tuple[Callable[[], None], ...]
@@ -205,12 +204,13 @@ class CUDAGraphs(Replayer):
         size = self._size_of(num_rows + (num_chained > num_requests))  # those that pad have a spare row
         shape, order = Shape(size, num_chained=num_chained), np.arange(num_rows)
         self._sampler.refresh()
-        self._launch(work, shape, order, end)
-        computed = HostCopies([self._token_ids[: shape.num_tokens]], order)
+        key, clock = (shape, end), self._chains.clock
+        took_s = clock.took_s(key) if self.guess else 0.0
+        self._launch(work, shape, order, end if took_s is None else end.in_one())
         results = self._ring.end(order)
-        took_s = self._chains.measure(partial(self._run, shape, end, 1)) if self.guess else 0.0
+        took_s = clock.measure(key, partial(self._run, *key, 1)) if took_s is None else took_s
         self._state.num_tokens[work.rows] = work.ends + 1  # of those that verify drafts, the host learns it
-        return PendingSamples(results, computed=computed, draft_s=took_s)
+        return PendingSamples(results, tells_drafts=True, draft_s=took_s)
 
     def _until_masks(self, work: Work, shape: Shape, end: Masked) -> Unmasked:
         """Compute a step of plain requests up to the logits: the rest is given out with their masks."""
@@ -298,8 +298,8 @@ class CUDAGraphs(Replayer):
     def _parts(self, shape: Shape, end: End) -> Parts:
         """Return what computes a step; and in a second part, what chooses its tokens or guesses others."""
         compute = partial(self._compute, shape, end)
-        if isinstance(end, Chained):
-            return (compute, partial(self._chains.guess, self.guess)) if self.guess else (compute,)
+        if isinstance(end, Chained) and self.guess and not end.at_once:
+            return compute, partial(self._chains.guess, self.guess)
         if not isinstance(end, Masked):
             return (compute,)
         assert self._sampler is not None
@@ -351,7 +351,7 @@ class CUDAGraphs(Replayer):
         assert choice is not None
         self._end(inputs, *choice)
         if isinstance(end, Chained):
-            self._chains.end(inputs, batch, hidden, choice[1], end)
+            self._chains.end(inputs, batch, hidden, choice[1], end, self.guess)
 
     def _end_masked(self, shape: Shape, kind: Kind, words: torch.Tensor) -> None:
         """Choose among the logits that `_compute` left; the host has given the numbers of the masks."""
@@ -363,8 +363,8 @@ class CUDAGraphs(Replayer):
 
     def _end(self, inputs: PackedInputs[torch.Tensor], ids: torch.Tensor, max_logits: torch.Tensor) -> None:
         assert self._sampler is not None
-        kept_ids, vocab_size = self._state.token_ids.view(-1), self._sampler.vocab_size
-        self._ends.end(self._ring.shared, ids, max_logits, inputs.targets, kept_ids, vocab_size)
+        kept_ids, size = self._state.token_ids.view(-1), self._sampler.vocab_size
+        self._ends.end(self._ring.shared, ids, max_logits, inputs.targets, kept_ids, size, inputs.drafts)
 
     def _batch(self, inputs: PackedInputs[torch.Tensor], shape: Shape) -> ForwardBatch:
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)

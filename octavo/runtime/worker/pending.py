@@ -115,10 +115,10 @@ class PendingStep:
         if not self.drafts:
             return None
         expected = np.full(len(self.samples), -1, np.int64)
-        given = self.given if self.pending is None else self.pending.computed or self.given
-        if given is not None:
+        pending = self.pending
+        if given := pending.copies if pending is not None and pending.tells_drafts else self.given:
             (before,) = (self.samples[1:] == self.samples[:-1]).nonzero()
-            expected[before] = given.read()[0][before + 1]
+            expected[before] = given.read()[-1][before + 1]
             return expected
         owners, counts = np.unique(self.samples, return_counts=True)
         ends = counts.cumsum()
@@ -134,6 +134,7 @@ class PendingStep:
             prompt_logprobs=self.prompt_logprobs,
             pooled=self.pooled,
             errors=self.errors.copy(),
+            num_drafts=np.bincount(self.samples[expected >= 0], minlength=len(self.request_ids)).tolist(),
         )
         ended = -1
         for row, draft in enumerate(expected.tolist()):

@@ -25,8 +25,10 @@ class PinnedRing:
             torch.zeros((_LENGTH, most_rows), pin_memory=is_remote),
             torch.zeros(1, dtype=torch.int64, device=device),
             torch.full((_LENGTH, most_rows), -1, pin_memory=is_remote),
+            torch.zeros((_LENGTH, most_rows), dtype=torch.int64, pin_memory=is_remote),
         )
-        self._given, *self._left = (part.numpy() for part in self.shared[:3])
+        self._given, *left = (part.numpy() for part in self.shared[:3])
+        self._left = *left, self.shared.drafts.numpy()
         self._masks = self.shared.masks.numpy()
         self._results: list[RingResults | None] = [None] * _LENGTH
         self._index = 0
@@ -58,7 +60,7 @@ class PinnedRing:
 
 
 class RingResults:
-    """`sampling.output.Copies` of one step's ids and max_logits, which it leaves in the host's memory."""
+    """`sampling.output.Copies` of a step's ids, max_logits and drafts, left in the host's memory."""
 
     def __init__(self, shared: list[Array], rows: Array, end: Moment) -> None:
         self._shared, self._rows, self._end = shared, rows, end

@@ -122,7 +122,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
     arrays = [*locate(work, state), work.rows, work.starts, work.ends, last_rows]
     places, positions, cache_slots, rows, starts, lengths, last = send(arrays, state.token_ids.device)
     batch = ForwardBatch(
-        input_ids=state.token_ids.view(-1)[places],
+        input_ids=state.token_ids.view(-1)[places].clamp_(min=0),  # a draft may be none, -1
         positions=positions,
         cu_q_lens=starts.int(),
         kv_lens=lengths.int(),

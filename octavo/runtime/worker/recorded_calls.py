@@ -96,7 +96,7 @@ class RecordedCalls(Replayer):
             self._source_lens[count:size] = 1
         else:
             used = int(positions.max()) // self._least_block + 1
-        self._ids[:count] = self._tokens[rows, positions]
+        np.maximum(self._tokens[rows, positions], 0, out=self._ids[:count])  # a draft may be none, -1
         self._positions[:count] = state.rope_positions(rows, positions)
         self._kv_lens[:count] = positions + 1
         self._kv_lens[count:size] = 1

@@ -180,7 +180,7 @@ class RequestState:
         there = np.arange(token_ids.shape[1]) < counts[:, None]
         places = self.places(rows[:, None], ends[:, None] + np.arange(token_ids.shape[1]))
         targets = to_device(np.where(there, places, self.spare_place), self.token_ids.device)
-        self.token_ids.view(-1)[targets] = token_ids.to(targets.device).clamp(min=0)
+        self.token_ids.view(-1)[targets] = token_ids.to(targets.device)
 
     def tokens_behind(self, rows: Array, ends: Array, count: int) -> torch.Tensor:
         """Return `count` tokens behind the first `ends` of each row, [rows, count]; any behind its end."""

@@ -21,21 +21,20 @@ def move_rows(
     moved = torch.where(given.num_known >= 0, lengths[given.rows] - given.num_known, 0)
     for numbers in (given.places, given.positions, given.output_positions, given.targets, given.kv_lens):
         numbers.add_(moved)
-    ids.copy_(torch.where(given.drafts == UNTOLD, kept_ids[given.places], given.drafts))
+    given.drafts.copy_(torch.where(given.drafts == UNTOLD, kept_ids[given.places], given.drafts))
+    ids.copy_(given.drafts.clamp(min=0))
     places = given.kv_lens.long() - 1
     for table, slots, size in zip(tables, given.cache_slots, block_sizes, strict=True):
         slots.copy_(slots_of(table, places, size, slots >= 0))
 
 
-def verify_drafts(
-    given: ChainRows, lengths: Tensor, kept_ids: Tensor, ids: Tensor, max_logits: Tensor
-) -> Tensor:
+def verify_drafts(given: ChainRows, lengths: Tensor, kept_ids: Tensor, max_logits: Tensor) -> Tensor:
     """See chained.VerifyDrafts."""
-    firsts, heads = given.firsts, given.heads
+    firsts, heads, ids = given.firsts, given.heads, given.drafts
     chosen = kept_ids[given.targets]
     number = torch.arange(len(ids), device=ids.device) - firsts
     is_right = torch.where(given.num_taken >= 0, number <= given.num_taken, chosen.roll(1) == ids)
-    is_draft, is_right = number > 0, is_right & (max_logits.abs() < torch.inf)
+    is_draft, is_right = number > 0, is_right & (ids >= 0) & (max_logits.abs() < torch.inf)
     num_wrong = (is_draft > is_right).cumsum(0)
     is_kept = is_draft & (num_wrong == num_wrong[firsts])
     kept = torch.zeros_like(firsts).index_add_(0, firsts, is_kept.long())[heads]

@@ -14,7 +14,7 @@ def begin_step(
     (num_tokens,), (_, num_rows, _) = ids.shape, tables.shape
     numbers.copy_(ring.given[int(ring.begun) % len(ring.given), : len(numbers)])
     ring.begun.add_(1)
-    ids.copy_(kept_ids[numbers[:num_tokens]])
+    ids.copy_(kept_ids[numbers[:num_tokens]].clamp(min=0))
     tables.copy_(kept_tables[:, numbers[num_tokens : num_tokens + num_rows]])
 
 
@@ -26,13 +26,20 @@ def mask_step(ring: StepRing, logits: Tensor, words: Tensor) -> None:
 
 
 def end_step(
-    ring: StepRing, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+    ring: StepRing,
+    token_ids: Tensor,
+    max_logits: Tensor,
+    targets: Tensor,
+    kept_ids: Tensor,
+    vocab_size: int,
+    drafts: Tensor,
 ) -> None:
     """See steps.EndStep."""
     valid, index = token_ids.clamp(0, vocab_size - 1), (int(ring.begun) - 1) % len(ring.max_logits)
     kept_ids[targets] = valid
     ring.token_ids[index, : len(valid)] = valid
     ring.max_logits[index, : len(valid)] = max_logits
+    ring.drafts[index, : len(drafts)] = drafts
 
 
 STEP_KERNELS = StepKernels(begin_step, mask_step, end_step, CHAIN_KERNELS)

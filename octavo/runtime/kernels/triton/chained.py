@@ -40,7 +40,9 @@ def _move_kernel(
             tl.store(at, tl.load(at, mask=there, other=0) + moved, mask=there)
         draft = tl.load(drafts + row, mask=there, other=0)
         kept = tl.load(kept_ids + place, mask=there & (draft == GUESSED), other=0)
-        tl.store(ids + row, tl.where(draft == GUESSED, kept, draft), mask=there)
+        draft = tl.where(draft == GUESSED, kept, draft)
+        tl.store(drafts + row, draft, mask=there)
+        tl.store(ids + row, tl.maximum(draft, 0), mask=there)
     place = kv_len - 1
     table = tables + (group * num_rows + row).to(tl.int64) * num_columns
     block = tl.load(table + place // SIZE, mask=there, other=0)
@@ -51,7 +53,7 @@ def _move_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_VIEWS)
 def _verify_kernel(
-    rows, targets, kv_lens, num_taken, firsts, heads, lengths, kept_ids, ids, max_logits, lasts, num_rows,
+    rows, targets, kv_lens, num_taken, firsts, heads, drafts, lengths, kept_ids, max_logits, lasts, num_rows,
     MOST: tl.constexpr,
 ):
     """Count how many drafts of one request came true, which stand in the rows behind its first one."""
@@ -62,7 +64,8 @@ def _verify_kernel(
     own = inside & (tl.load(firsts + draft, mask=inside, other=-1) == head)
     taken = tl.load(num_taken + draft, mask=own, other=-1)
     chosen = tl.load(kept_ids + tl.load(targets + draft - 1, mask=own, other=0), mask=own, other=-1)
-    is_right = tl.where(taken >= 0, number < taken, chosen == tl.load(ids + draft, mask=own, other=-2))
+    guess = tl.load(drafts + draft, mask=own, other=-1)
+    is_right = (guess >= 0) & tl.where(taken >= 0, number < taken, chosen == guess)
     is_sound = tl.abs(tl.load(max_logits + draft, mask=own, other=0.0)) < float("inf")
     kept = tl.min(tl.where(own & is_right & is_sound, MOST, number), 0)
     tl.store(lengths + tl.load(rows + head), (tl.load(kv_lens + head) + kept + 1).to(tl.int64))
@@ -151,14 +154,12 @@ def move_rows(
         )  # fmt: skip
 
 
-def verify_drafts(
-    given: ChainRows, lengths: Tensor, kept_ids: Tensor, ids: Tensor, max_logits: Tensor
-) -> Tensor:
+def verify_drafts(given: ChainRows, lengths: Tensor, kept_ids: Tensor, max_logits: Tensor) -> Tensor:
     """See chained.VerifyDrafts."""
     lasts = torch.empty_like(given.heads)
-    rows = given.rows, given.targets, given.kv_lens, given.num_taken, given.firsts, given.heads
+    rows = given.rows, given.targets, given.kv_lens, given.num_taken, given.firsts, given.heads, given.drafts
     _verify_kernel[(len(lasts),)](
-        *rows, lengths, kept_ids, ids, max_logits, lasts, len(ids), MOST=_MOST, num_warps=1
+        *rows, lengths, kept_ids, max_logits, lasts, len(given.rows), MOST=_MOST, num_warps=1
     )
     return lasts
 

@@ -47,7 +47,8 @@ def _begin_kernel(
         value = tl.load(given + place, mask=place < num_numbers, other=0)
         tl.store(numbers + place, value, mask=place < num_numbers)
         is_token = place < num_tokens
-        tl.store(ids + place, tl.load(kept_ids + value, mask=is_token, other=0), mask=is_token)
+        token_id = tl.load(kept_ids + value, mask=is_token, other=0)
+        tl.store(ids + place, tl.maximum(token_id, 0), mask=is_token)
     else:
         row = (program - num_parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         kept = tl.load(given + num_tokens + row, mask=row < num_rows, other=0)
@@ -81,10 +82,11 @@ def _mask_kernel(
             tl.store(logits + row * stride + column, float("-inf"), mask=(column < SIZE) & is_forbidden)
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets", "drafts"])
 def _end_kernel(
-    token_ids, max_logits, targets, kept_ids, begun, ring_ids, ring_maxima, num_rows, stride, last_id,
-    LENGTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    token_ids, max_logits, targets, kept_ids, begun, ring_ids, ring_maxima, drafts, ring_drafts,
+    num_rows, stride, last_id,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):
     """Write ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -97,6 +99,9 @@ def _end_kernel(
     tl.store(kept_ids + tl.load(targets + row, mask=there, other=0), token_id, mask=there)
     tl.store(ring_ids + index * stride + row, token_id, mask=there)
     tl.store(ring_maxima + index * stride + row, tl.load(max_logits + row, mask=there, other=0.0), mask=there)
+    if TELLS:
+        draft = tl.load(drafts + row, mask=there, other=0)
+        tl.store(ring_drafts + index * stride + row, draft, mask=there)
 # fmt: on
 
 
@@ -135,13 +140,26 @@ def mask_step(ring: StepRing, logits: Tensor, words: Tensor) -> None:
 
 
 def end_step(
-    ring: StepRing, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+    ring: StepRing,
+    token_ids: Tensor,
+    max_logits: Tensor,
+    targets: Tensor,
+    kept_ids: Tensor,
+    vocab_size: int,
+    drafts: Tensor,
 ) -> None:
     """See steps.EndStep."""
     num_rows = len(token_ids)
     given = token_ids, max_logits, targets, kept_ids
-    written = ring.begun, ring.token_ids, ring.max_logits
+    written = ring.begun, ring.token_ids, ring.max_logits, drafts, ring.drafts
     sizes = num_rows, ring.token_ids.stride(0), vocab_size - 1
     _end_kernel[(cdiv(num_rows, _END_ROWS),)](
-        *given, *written, *sizes, LENGTH=len(ring.token_ids), ROWS=_END_ROWS, num_warps=4, **overlapped()
+        *given,
+        *written,
+        *sizes,
+        LENGTH=len(ring.token_ids),
+        ROWS=_END_ROWS,
+        TELLS=len(drafts) > 0,
+        num_warps=4,
+        **overlapped(),
     )
