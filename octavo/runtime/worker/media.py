@@ -182,7 +182,7 @@ class MediaPart(StepPart):
             {name: _send_features(given, self._device) for name, given in item.features.items()}
             for item in missing
         ]
-        features = [_normalised(inputs, self._encoder().compute_dtype) for inputs in features]
+        features = [_normalised(inputs, self._encoder()) for inputs in features]
         encoded = [inputs for inputs in features if EMBEDS not in inputs]
         made = iter(self._shared(encoded) if encoded else ())
         if encoded:
@@ -213,13 +213,13 @@ def _runs(numbers: Array) -> list[Array]:
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
 
 
-def _normalised(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _normalised(inputs: dict[str, Tensor], encoder: MediaEncoder) -> dict[str, Tensor]:
     """Look up what pixels of uint8 become, in a table of each channel, their second axis."""
     if (levels := inputs.pop("levels", None)) is None:
         return inputs
     pixels = inputs["pixel_values"]
     places = pixels.int() + 256 * torch.arange(3, device=pixels.device).view(3, *[1] * (pixels.ndim - 2))
-    return inputs | {"pixel_values": levels.to(dtype).flatten()[places]}
+    return inputs | {"pixel_values": levels.to(encoder.compute_dtype).flatten()[places]}
 
 
 def _send_features(features: Features, device: torch.device) -> Tensor:
