@@ -15,6 +15,7 @@ from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.experts import BlockExperts, UnpackedExperts
 from octavo.runtime.quantization.method import Storage
 from tests.kernel_cases import make_blocks
+from tests.triton_here import DEVICE
 
 COUNT, SIZE, INNER = 6, 256, 128
 SHARING = {"channel": (1, 1 << 20), "group": (1, 128), "block": (128, 128)}
@@ -26,7 +27,7 @@ def stack(kind: str, sharing: str, n: int, k: int) -> Packed:
     row = torch.arange(n) // outputs * outputs
     column = torch.arange(k // 64) * 64 // inputs * inputs // 64
     blocks[..., :4] = blocks[:, row][:, :, column, :4]
-    return Packed(blocks.view(COUNT, n, -1), f"{kind}_64")
+    return Packed(blocks.view(COUNT, n, -1).to(DEVICE), f"{kind}_64")
 
 
 @pytest.fixture(params=[(kind, sharing) for kind in ("F8", "S8") for sharing in SHARING])
@@ -38,8 +39,9 @@ def stacks(request: pytest.FixtureRequest) -> Stacks:
 @pytest.mark.parametrize("tokens", [1, 5, 90])
 def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
     torch.manual_seed(tokens)
-    x = torch.randn(tokens, SIZE).half()
-    routing = Routing(torch.rand(tokens, COUNT).argsort(1)[:, :2].int(), torch.rand(tokens, 2))
+    x = torch.randn(tokens, SIZE).half().to(DEVICE)
+    ids = torch.rand(tokens, COUNT).argsort(1)[:, :2].int()
+    routing = Routing(ids.to(DEVICE), torch.rand(tokens, 2).to(DEVICE))
     made = Stacks(*(arrange_stack(part, x.dtype) for part in stacks))
     assert all(
         part.scales is not None and part.blocks.shape[2] == k
@@ -62,7 +64,7 @@ def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
 
 def test_a_method_keeps_bytes_and_nothing_else(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     table = cuda_table()
-    kept = Storage(torch.device("cpu"), torch.half, torch.half, table.linear, table.experts)
+    kept = Storage(torch.device(DEVICE), torch.half, torch.half, table.linear, table.experts)
     method = UnpackedExperts(kept)
     given = [Blocks(part.blocks, TYPES_BY_NAME[part.type_name]) for part in stacks]
     monkeypatch.setattr(BlockExperts, "after_load", lambda self: self._keep(*given))
