@@ -9,7 +9,7 @@ spare rows behind them.
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -167,14 +167,14 @@ class GuessClock:
     def __init__(self, *, is_remote: bool) -> None:
         self._is_remote = is_remote
         self._under_way: deque[tuple[Hashable, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._took_s: dict[Hashable, list[float]] = {}
+        self._took_s = defaultdict[Hashable, deque[float]](partial(deque, maxlen=_MEASURED))
 
     def took_s(self, kind: Hashable) -> float | None:
         """Return the least seconds that such work took; None until it was measured a few times."""
         while self._under_way and self._under_way[0][2].query():  # type: ignore[no-untyped-call]
             key, began, ended = self._under_way.popleft()
-            self._took_s.setdefault(key, []).append(began.elapsed_time(ended) / 1e3)
-        found = self._took_s.get(kind, [])
+            self._took_s[key].append(began.elapsed_time(ended) / 1e3)
+        found = self._took_s[kind]
         return min(found) if len(found) >= _MEASURED else None
 
     def measure(self, kind: Hashable, work: Callable[[], None]) -> float:
@@ -188,8 +188,9 @@ class GuessClock:
         else:
             began_s = time.perf_counter()
             work()
-            self._took_s.setdefault(kind, []).append(time.perf_counter() - began_s)
-        return self._took_s.get(kind, [0.0])[-1]
+            self._took_s[kind].append(time.perf_counter() - began_s)
+        found = self._took_s[kind]
+        return found[-1] if found else 0.0
 
 
 class ChainedSteps:
