@@ -34,7 +34,9 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, device_kind: str) -> str:
         )
     if asked != "auto":
         return _ALIASES.get(asked, asked)
-    stored = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
+    configs = checkpoint.text_config, checkpoint.config  # the whole one alone has it where there are parts
+    found = (config.get(name) for config in configs for name in ("dtype", "torch_dtype"))
+    stored = next(filter(None, found), None)
     if stored not in _CHECKPOINT_DTYPES:
         stored = "float32" if device_kind == "cpu" and checkpoint.format != "gguf" else "bfloat16"
     if stored == "bfloat16" and lacks_bfloat16:

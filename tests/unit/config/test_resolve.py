@@ -9,6 +9,8 @@ import pytest
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.config import resolve_parallel
 from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.dtypes import choose_dtype
 from octavo.config.resolve import describe, resolve
 
 resolve_module = sys.modules[resolve.__module__]  # its package has a function of the same name
@@ -124,6 +126,15 @@ def test_a_cache_of_8_bits_is_another_on_each_device(model, monkeypatch):
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_the_stored_dtype_is_kept(model, key, stored, decided):
     assert resolve(EngineArgs(model=model(**{key: stored}))).model.dtype == decided
+
+
+def test_the_dtype_of_the_whole_is_that_of_its_text():
+    """As configs of models with encoders say it; a text part's own comes first."""
+    config = {"text_config": {"hidden_size": 8}, "dtype": "float16"}
+    checkpoint = Checkpoint(path="p", format="safetensors", config=config)
+    assert choose_dtype("auto", checkpoint, "cpu") == "float16"
+    config["text_config"]["torch_dtype"] = "bfloat16"
+    assert choose_dtype("auto", checkpoint, "cpu") == "bfloat16"
 
 
 def test_ranks_share_the_cores(model):
