@@ -491,9 +491,9 @@ def mixed(llm: Any, part: str, count: int) -> None:
 def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> None:
     """What part of the first rank's kernels sums and gathers are; medians, as some wait for the profiler.
 
-    step_s: of the batch, which is computed in `num_parts`; bubble: share of each rank's time without a kernel
-    of the
-    model, by steps measured from first to last request; idle: the same of the profiled steps alone
+    step_s: of the batch, which is computed in `num_parts`
+    bubble: share of each rank's time without a kernel of the model, by steps from first to last request
+    idle:   the same of the profiled steps alone
     """
     prompts = random_prompts(random.Random(f"share {batch}"), [128] * batch)
     generate(llm, prompts, [4] * batch)
