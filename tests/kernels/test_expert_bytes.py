@@ -36,7 +36,7 @@ def stacks(request: pytest.FixtureRequest) -> Stacks:
     return Stacks(*(stack(*request.param, *shape) for shape in shapes))
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix()
 @pytest.mark.parametrize("tokens", [1, 5, 90])
 def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
     torch.manual_seed(tokens)

@@ -69,7 +69,7 @@ def load_with_cache(monkeypatch, folder, gb, layers=-1):
 ONE_EXPERT = 3 * 32 * 48 * 4 * 3 / 2**30  # in each of three layers
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix()
 @pytest.mark.parametrize("number", [0, 3, 8])
 @pytest.mark.parametrize("lengths", [(1, 4), (90,)], ids=["few", "many"])
 def test_no_number_changes(monkeypatch, folder, number, lengths):
