@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.messages.step import UNTOLD, NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.heads.head import Head
-from octavo.runtime.kernels.sampling import Choice, Draws
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.output import HostCopies, SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
@@ -70,9 +70,10 @@ class TokenHead(Head):
         if not step.masks_follow:
             self.sample(step.token_masks)
 
-    def _draws(self, rows: Array, ends: Array) -> Draws:
+    def _draws(self, rows: Array, ends: Array, kind: Kind) -> tuple[Draws, Limits | None]:
         positions = ends - self._state.num_prompt_tokens[rows]
-        return self.sampler.draws(*send([rows, positions], self._state.token_ids.device))
+        found, at = send([rows, positions], self._state.token_ids.device)
+        return self.sampler.draws(found, at, kind)
 
     @property
     def awaits_masks(self) -> bool:
@@ -101,13 +102,18 @@ class TokenHead(Head):
 
 
 def choose_early(
-    kind: Kind | Masked | None, model: Model, hidden: Tensor, find: Callable[[], Draws]
+    kind: Kind | Masked | None,
+    model: Model,
+    hidden: Tensor,
+    find: Callable[[Kind], tuple[Draws, Limits | None]],
 ) -> Choice | None:
     """Choose without the logits of all tokens on any rank, where the kind and the model allow it.
 
-    find: as in Model.draw
+    find: as in Model.draw, for a kind
     """
     if kind is Kind.GREEDY:
         found = model.greedy(hidden)
         return Choice(*found) if found else None
-    return model.draw(hidden, find) if kind is Kind.WHOLE else None
+    if not isinstance(kind, Kind):
+        return None
+    return model.draw(hidden, partial(find, kind), is_cut=kind is Kind.TRUNCATED)

@@ -33,6 +33,7 @@ from octavo.runtime.kernels.sampling import (
 )
 
 _NUM_CANDIDATES = 128
+_ROUNDED = 2.0**-20  # bounds what rounding changes, as a part: sums are of float32 exponentials
 _PIECE = 2**20  # logits that are drawn from at once: what stays in a CPU's caches is twice as fast
 _NEVER = float("-inf")
 _GREEDY, _WHOLE = 0, 1  # the third kind is truncated
@@ -71,7 +72,7 @@ def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
     is_drawn = temperature > 0
     if limits is None:
         return is_drawn.int()
-    return is_drawn.int() + (is_drawn & ((limits.top_k > 0) | (limits.top_p < 1) | (limits.min_p > 0)))
+    return is_drawn.int() + (is_drawn & limits.cuts)
 
 
 def greedy(logits: torch.Tensor) -> Choice:
@@ -99,9 +100,13 @@ def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) ->
     if logits.shape[1] < 2 * _NUM_CANDIDATES:
         return draw(truncate(logits, limits), limits.temperature, noise)
     values, ids = top_candidates(logits, _NUM_CANDIDATES)
-    weights, complete = _weigh_candidates(logits, values, ids, limits)
-    ends = weights.cumsum(dim=1)
-    index = _first_above(ends, _targets(noise, ends[:, -1:]))
+
+    def measure(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        everything = _weigh(logits[rows], values[rows, 0], limits.temperature[rows])
+        total = everything.sum(dim=1, keepdim=True, dtype=torch.float64)
+        return everything.gather(1, ids[rows]).double(), total
+
+    index, complete = _draw_candidate(values, limits, noise, measure)
     choice = Choice(ids.gather(1, index)[:, 0], values[:, 0])
     if not complete.all():
         rest = ~complete
@@ -109,6 +114,45 @@ def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) ->
         redrawn = draw(truncate(logits[rest], partial), partial.temperature, noise[rest])
         choice.token_ids[rest] = redrawn.token_ids
     return choice
+
+
+def draw_from_parts(
+    logits: torch.Tensor,
+    start: int,
+    noise: torch.Tensor,
+    limits: Limits,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[Choice, torch.Tensor]:
+    """See sampling.DrawFromParts: the parts' candidates hold those of the whole vocabulary.
+
+    Where the candidates suffice only a sum over all tokens may be rounded otherwise. The drawn token moves up
+    with top_p and with the noise; so it is certain if it is the same a little below and above both.
+    """
+    limits, logits = limits.columns(), logits.float()
+    values, ids = top_candidates(logits, _NUM_CANDIDATES)
+    sums = values.new_zeros(len(values), 1)
+    alone = _has_top_p_alone(limits)
+    degrees = limits.temperature.float()
+    sums[alone] = ((logits[alone] - values[alone, :1]) / degrees[alone]).exp_().sum(dim=1, keepdim=True)
+    told = gather(torch.cat([values, (ids + start).int().view(torch.float32), sums], dim=1))
+    by_part = told.view(len(told), -1, 2 * _NUM_CANDIDATES + 1)
+    values, ids, sums = torch.split(by_part, [_NUM_CANDIDATES, _NUM_CANDIDATES, 1], dim=2)
+    tops, (values, order) = values[..., 0], values.flatten(1).sort(dim=1, descending=True, stable=True)
+    values, order = values[:, :_NUM_CANDIDATES], order[:, :_NUM_CANDIDATES]
+    totals = (sums[..., 0] * ((tops - values[:, :1]) / degrees).exp()).sum(dim=1, keepdim=True)
+
+    def measure(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = ((values[rows] - values[rows, :1]) / degrees[rows]).exp_().div_(totals[rows])
+        return _to_units(weights).double(), limits.top_p.new_full((len(weights), 1), 2.0**51)
+
+    found = []
+    for factor in (1 - _ROUNDED, 1 + _ROUNDED):
+        top_p = torch.where(limits.top_p < 1, limits.top_p * factor, limits.top_p)
+        found.append(_draw_candidate(values, limits._replace(top_p=top_p), noise * factor, measure))
+    (index, complete), (above, still_complete) = found
+    is_certain = complete & still_complete & (index == above)[:, 0]
+    token_ids = ids.flatten(1).contiguous().view(torch.int32).gather(1, order).gather(1, index)[:, 0]
+    return Choice(token_ids.long(), values[:, 0]), is_certain
 
 
 def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
@@ -151,23 +195,32 @@ def top_candidates(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch
     return values, ids.gather(1, order)
 
 
-def _weigh_candidates(
-    logits: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, limits: Limits
+def _draw_candidate(
+    values: torch.Tensor,
+    limits: Limits,
+    noise: torch.Tensor,
+    measure: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the candidates' weights, 0 where cut off, [n, size]; and if no token outside is kept, [n]."""
+    """Return the place of the drawn candidate, [n, 1], and if no token outside is kept, [n].
+
+    measure: of rows [n] bool, weighs the candidates beside the whole vocabulary, and this: units
+    """
     kept, units = _survivors(values, limits)
     weights = units.double()
     total = weights.sum(dim=1, keepdim=True)
     inside = _all_above_last(values, kept)
     # Where only top_p cuts, candidates are measured against the whole vocabulary.
-    measured = ~inside & ((limits.top_k < 1) & (limits.min_p == 0))[:, 0]
+    measured = ~inside & _has_top_p_alone(limits)
     if measured.any():
-        everything = _weigh(logits[measured], values[measured, 0], limits.temperature[measured])
-        weights[measured] = everything.gather(1, ids[measured]).double()
-        total[measured] = everything.sum(dim=1, keepdim=True, dtype=torch.float64)
+        weights[measured], total[measured] = measure(measured)
     kept &= (limits.top_p >= 1) | (weights.cumsum(dim=1) - weights < limits.top_p * total)
+    ends = torch.where(kept, weights, 0.0).cumsum(dim=1)
     complete = (inside | measured) & _all_above_last(values, kept)
-    return torch.where(kept, weights, 0.0), complete
+    return _first_above(ends, _targets(noise, ends[:, -1:])), complete
+
+
+def _has_top_p_alone(limits: Limits) -> torch.Tensor:
+    return ((limits.top_k < 1) & (limits.min_p == 0))[:, 0]
 
 
 def _survivors(ordered: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
@@ -300,4 +353,5 @@ TORCH_SAMPLING = SamplingKernels(
     penalize,
     draws.count,
     score,
+    draw_from_parts,
 )

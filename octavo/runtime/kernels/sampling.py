@@ -18,6 +18,10 @@ class Draws(NamedTuple):
     temperature: Tensor
     noise: Tensor
 
+    def at(self, rows: Tensor) -> "Draws":
+        """Return how these rows are drawn."""
+        return Draws(*(numbers[rows] for numbers in self))
+
 
 class Limits(NamedTuple):
     """What shapes a row's distribution; all [n] float64, contiguous, or [n, 1] as `columns`."""
@@ -34,6 +38,11 @@ class Limits(NamedTuple):
     def at(self, rows: Tensor) -> "Limits":
         """Return the limits of these rows."""
         return Limits(*(numbers[rows] for numbers in self))
+
+    @property
+    def cuts(self) -> Tensor:
+        """Return which rows lose tokens, [n] bool."""
+        return (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
     def columns(self) -> "Limits":
         """Return the same as [n, 1]."""
@@ -56,6 +65,21 @@ class Choose(Protocol):
         logits: [n, vocab_size] of any floating-point type, contiguous rows; float32 may be overwritten
         draws:  None = the largest logit of every row
         limits: None = tokens are drawn from all logits; the temperature is that of rows > 0
+        """
+
+
+class DrawFromParts(Protocol):
+    """What `Choose` draws from limited distributions, without all logits in one place."""
+
+    def __call__(
+        self, logits: Tensor, start: int, noise: Tensor, limits: Limits, gather: Callable[[Tensor], Tensor]
+    ) -> tuple[Choice, Tensor]:
+        """Return choices, equal on all ranks, and which are certain to be those of `Choose`, [n] bool.
+
+        logits: [n, size] of the tokens from the id `start` on; they stay
+        noise:  [n] float64 in [0, 1)
+        limits: [n], of rows that are drawn
+        gather: joins [n, m] of all parts in their order
         """
 
 
@@ -202,6 +226,8 @@ class SamplingKernels:
     penalize: Penalize
     count: Count
     score: Score
+    draw_from_parts: DrawFromParts | None = None
+    """None: all logits are gathered."""
     limits_dtype: type = np.float64
     """Of what `row_limits` is given; float32 for a device that has no other."""
 

@@ -7,11 +7,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.runtime.kernels.sampling import Choice as Choice  # noqa: PLC0414  # for models
-from octavo.runtime.kernels.sampling import Draws as Draws  # noqa: PLC0414
+from octavo.runtime.kernels.sampling import Draws, Limits
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.quantization.parameter import Layout, Shard
 
+Find = Callable[[], tuple[Draws, Limits | None]]
 _ALMOST_1 = 1 - 2**-40
+_LEAST_PART = 1024
+"""Tokens of a rank below which candidates save little: logits are gathered to draw with limits."""
 
 
 class Embedding(Layer):
@@ -65,13 +68,13 @@ class LMHead(Layer):
         self._scale, self._soft_cap = scale, soft_cap
         self._is_product = build.parallel.tp_size == 1 and not bias and scale == 1.0 and not soft_cap
         shard = _split_vocab(build, vocab_size)
-        self._start, self._choose = shard.start, build.kernels.sampling.choose
+        self._start, self._kernels = shard.start, build.kernels.sampling
         self._bias = self.make_vector(build, Layout((shard,)), "bias") if bias else None
         self.method = tied.method if tied else self.make_matrix(build, Layout((shard,), (size,)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""
-        return self._finish(self._multiply(hidden))
+        return self._finish(self._gather(self.method.apply(hidden, self._bias)))
 
     def _finish(self, logits: Tensor) -> Tensor:
         """Apply what is done to every logit alone."""
@@ -86,14 +89,36 @@ class LMHead(Layer):
         tp = self._parallel.tp
         if tp.size == 1:
             return self.method.apply_greedy(hidden) if self._is_product else None
-        return tp.choose(self._choose(self._part(hidden)), self._start) if self._has_parts else None
+        return tp.choose(self._kernels.choose(self._part(hidden)), self._start) if self._has_parts else None
 
-    def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
-        """See Model.draw; the rank whose part of the distribution holds the noise draws."""
-        tp = self._parallel.tp
-        if tp.size == 1 or not self._has_parts:
+    def draw(self, hidden: Tensor, find: Find, *, is_cut: bool = False) -> Choice | None:
+        """See Model.draw."""
+        size = self._parallel.tp_size
+        has_candidates = self._kernels.draw_from_parts and self._vocab_size >= _LEAST_PART * size
+        if size == 1 or not self._has_parts or (is_cut and not has_candidates):
             return None
-        logits, (temperature, noise) = self._part(hidden), find()
+        logits, (draws, limits) = self._part(hidden), find()
+        return self._draw(logits, draws) if limits is None else self._draw_cut(logits, draws, limits)
+
+    def _draw_cut(self, logits: Tensor, draws: Draws, limits: Limits) -> Choice:
+        """Draw from the ranks' candidates; gather the logits of rows for which they do not suffice."""
+        assert self._kernels.draw_from_parts is not None
+        is_cut = limits.cuts & (draws.temperature > 0)
+        whole, cut = torch.nonzero(~is_cut)[:, 0], torch.nonzero(is_cut)[:, 0]
+        ids, tops = whole.new_empty(len(logits)), torch.empty(len(logits), device=logits.device)
+        if len(whole):
+            ids[whole], tops[whole] = self._draw(logits[whole], draws.at(whole))
+        if len(cut):
+            given = logits[cut], self._start, draws.noise[cut], limits.at(cut), self._parallel.all_gather
+            (ids[cut], tops[cut]), is_certain = self._kernels.draw_from_parts(*given)
+            if len(rest := cut[~is_certain]):
+                everything = self._gather(logits[rest])
+                ids[rest], tops[rest] = self._kernels.choose(everything, draws.at(rest), limits.at(rest))
+        return Choice(ids, tops)
+
+    def _draw(self, logits: Tensor, draws: Draws) -> Choice:
+        """Draw from whole distributions: the rank whose part holds the noise draws."""
+        tp, (temperature, noise) = self._parallel.tp, draws
         degrees, wide = temperature.where(temperature > 0, 1.0), logits.float()
         maxima = wide.amax(1)
         sums = ((wide - maxima[:, None]) / degrees[:, None].float()).exp().sum(1)
@@ -103,10 +128,13 @@ class LMHead(Layer):
         ends = weights.cumsum(0)
         target = noise * ends[-1]
         own = (target - ends[tp.rank] + weights[tp.rank]) / weights[tp.rank]
-        ids = self._choose(logits, Draws(temperature, own.clamp(0, _ALMOST_1))).token_ids + self._start
+        found = self._kernels.choose(logits, Draws(temperature, own.clamp(0, _ALMOST_1)))
         owner = (ends <= target).sum(0).clamp(max=tp.size - 1)
         owner = owner.where(temperature > 0, (tops == tops.amax(0)).int().argmax(0))
-        return Choice(tp.gather_rows(ids).view(tp.size, -1).gather(0, owner[None])[0], tops.amax(0))
+        return Choice(
+            tp.gather_rows(found.token_ids + self._start).view(tp.size, -1).gather(0, owner[None])[0],
+            tops.amax(0),
+        )
 
     @property
     def _has_parts(self) -> bool:
@@ -117,8 +145,7 @@ class LMHead(Layer):
     def _part(self, hidden: Tensor) -> Tensor:
         return self._finish(self.method.apply(hidden, self._bias))
 
-    def _multiply(self, hidden: Tensor) -> Tensor:
-        logits = self.method.apply(hidden, self._bias)
+    def _gather(self, logits: Tensor) -> Tensor:
         if self._parallel.tp_size == 1:
             return logits
         width = _rows_per_rank(self._vocab_size, self._parallel.tp_size)

@@ -12,7 +12,7 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
-from octavo.runtime.layers.embedding import Choice, Draws, Embedding, LMHead, VocabEmbedding
+from octavo.runtime.layers.embedding import Choice, Embedding, Find, LMHead, VocabEmbedding
 from octavo.runtime.layers.experts import Experts, ExpertsArch
 from octavo.runtime.layers.latent_attention import LatentArch, LatentAttention
 from octavo.runtime.layers.mlp import MLP, DenseArch
@@ -298,8 +298,8 @@ class Decoder(Family):
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         return self.lm_head.greedy(self._own(hidden))
 
-    def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
-        return self.lm_head.draw(self._own(hidden), find)
+    def draw(self, hidden: Tensor, find: Find, *, is_cut: bool = False) -> Choice | None:
+        return self.lm_head.draw(self._own(hidden), find, is_cut=is_cut)
 
     def _own(self, hidden: Tensor) -> Tensor:
         """Return the last hidden states without what stands behind them."""

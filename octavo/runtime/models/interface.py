@@ -4,7 +4,7 @@ The architectures that octavo has a file for are listed here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
 from octavo.runtime.layers.cross_attention import CrossAttention
-from octavo.runtime.layers.embedding import Choice, Draws
+from octavo.runtime.layers.embedding import Choice, Find
 from octavo.runtime.layers.pooler import ClassifierArch, Pooler
 from octavo.runtime.layers.recurrent import Recurrent
 from octavo.runtime.models.arch import Arch, Config
@@ -66,11 +66,11 @@ class Model(nn.Module, ABC):
         """
         return None
 
-    def draw(self, hidden: Tensor, find: Callable[[], Draws]) -> Choice | None:
-        """Return tokens [rows] int64 drawn from whole distributions, and the rows' greatest logits.
+    def draw(self, hidden: Tensor, find: Find, *, is_cut: bool = False) -> Choice | None:
+        """Return tokens [rows] int64 drawn from distributions, and the rows' greatest logits.
 
         None where `logits` and a choice from them are as fast. hidden: [rows, hidden_size]; find: says how
-        each row is drawn
+        each row is drawn; is_cut: some with limits
         """
         return None
 

@@ -224,16 +224,15 @@ class Sampler:
         """
         if kind is Kind.GREEDY:
             return self._kernels.choose(logits)
+        return self._kernels.choose(logits, *self.draws(rows, output_positions, kind))
+
+    def draws(
+        self, rows: torch.Tensor, output_positions: torch.Tensor, kind: Kind
+    ) -> tuple[Draws, Limits | None]:
+        """Return how `choose` draws for rows of a kind that is not greedy."""
         tables = self._seeds.on_device(), self._limits.on_device()
         noise, temperature, *limits = self._kernels.row_limits(rows, output_positions, *tables)
-        ends = Limits(*limits) if kind is Kind.TRUNCATED else None
-        return self._kernels.choose(logits, Draws(temperature, noise), ends)
-
-    def draws(self, rows: torch.Tensor, output_positions: torch.Tensor) -> Draws:
-        """Return how `choose` draws for rows of the kind WHOLE."""
-        tables = self._seeds.on_device(), self._limits.on_device()
-        noise, temperature, *_ = self._kernels.row_limits(rows, output_positions, *tables)
-        return Draws(temperature, noise)
+        return Draws(temperature, noise), Limits(*limits) if kind is Kind.TRUNCATED else None
 
     def _for_each(self, batch: Batch, call: Callable[[Processor, Batch], None]) -> None:
         """Call with every processor that is active for some rows, and these rows."""
