@@ -91,6 +91,7 @@ def _names(oracle: PreTrainedModel) -> tuple[str, gguf.TensorNameMap]:
     model_type = oracle.config.model_type
     own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
     own |= dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2vl")
+    own |= {"qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe"}
     own |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
     architecture = own.get(model_type, model_type.removesuffix("_text"))
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)

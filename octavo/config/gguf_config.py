@@ -152,6 +152,7 @@ def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
         config["partial_rotary_factor"] = _checked(f"{name}.rope.dimension_count", rotated, int) / size
     if isinstance(sections := file.metadata.get(f"{name}.rope.dimension_sections"), list):
         config["rope_scaling"] = {"rope_type": "default", "mrope_section": sections[:3]}
+        config["rope_scaling"]["mrope_interleaved"] = name.startswith("qwen3vl")
         return
     length = f"{name}.rope.scaling.original_context_length"
     if _ROPE_DIVISORS in file.tensors:
@@ -247,6 +248,8 @@ _ARCHITECTURES = {
     "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": _Row("Qwen3MoeForCausalLM", "qwen3_moe", _complete_qwen3moe),
+    "qwen3vl": _Row("Qwen3ForCausalLM", "qwen3"),
+    "qwen3vlmoe": _Row("Qwen3MoeForCausalLM", "qwen3_moe", _complete_qwen3moe),
     "phi3": _Row("Phi3ForCausalLM", "phi3"),
     "gemma": _Row("GemmaForCausalLM", "gemma"),
     "gemma2": _Row("Gemma2ForCausalLM", "gemma2", _complete_gemma),

@@ -129,7 +129,7 @@ def _internvl(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
 
 
 def _qwen(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
-    """Qwen2-VL, and 2.5-VL, of which every so manyth layer sees whole images."""
+    """Qwen2-VL; 2.5-VL, of which every so manyth layer sees whole images; 3-VL, which tells the text more."""
     marks = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     marks |= {f"vision_{side}_token_id": f"vision_{side}" for side in ("start", "end")}
     if not ids.keys() >= {f"<|{mark}|>" for mark in marks.values()}:
@@ -140,11 +140,20 @@ def _qwen(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
     vision["spatial_merge_size"] = whole["preprocessor_config"]["merge_size"] = merge
     for limit in ("min_pixels", "max_pixels"):
         whole["preprocessor_config"][limit] = file.metadata.get(f"clip.vision.image_{limit}")
-    generation = "2_5_" if "v.blk.0.ffn_gate.weight" in file.tensors else "2"
+    deep = file.metadata.get("clip.vision.is_deepstack_layers")
+    newer = "2_5_" if "v.blk.0.ffn_gate.weight" in file.tensors else "2"
+    generation = newer if deep is None else "3"
     whole["architectures"] = [f"Qwen{generation}VLForConditionalGeneration"]
     if generation == "2":
         ratio = vision["intermediate_size"] / vision["hidden_size"]
         vision |= {"embed_dim": vision["hidden_size"], "mlp_ratio": ratio}
+        return
+    if generation == "3":
+        if not isinstance(deep, list) or len(deep) != vision["depth"]:
+            raise BadCheckpoint(f"{file.path}: clip.vision.is_deepstack_layers is no list of its layers")
+        vision["num_position_embeddings"] = (vision["image_size"] // vision["patch_size"]) ** 2
+        vision["hidden_act"] = "gelu_pytorch_tanh"
+        vision["deepstack_visual_indexes"] = [index for index, is_deep in enumerate(deep) if is_deep]
         return
     step, count = _number(file, "clip.vision.n_wa_pattern"), vision["depth"]
     vision |= {"hidden_act": "silu", "fullatt_block_indexes": list(range(step - 1, count, step))}
@@ -171,5 +180,6 @@ _KINDS: dict[Any, Callable[[Config, dict[str, int], GGUFFile], None]] = {
     "internvl": _internvl,
     "qwen2vl_merger": _qwen,
     "qwen2.5vl_merger": _qwen,
+    "qwen3vl_merger": _qwen,
     "pixtral": _pixtral,
 }

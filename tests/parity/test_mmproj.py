@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo import LLM
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
@@ -24,10 +24,12 @@ from tests.tiny_media import TEXT, TINY_MEDIA, VOCAB, make_oracle
 LLAVA, IDEFICS, GEMMA, NEXT, INTERN = (
     f"{name}ForConditionalGeneration" for name in ("Llava", "Idefics3", "Gemma3", "LlavaNext", "InternVL")
 )
-QWEN2, QWEN25, PIXTRAL, MISTRAL = (
-    f"{name}ForConditionalGeneration" for name in ("Qwen2VL", "Qwen2_5_VL", "Pixtral", "Mistral3")
+QWEN2, QWEN25, QWEN3, QWEN3_MOE, PIXTRAL, MISTRAL = (
+    f"{name}ForConditionalGeneration"
+    for name in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Pixtral", "Mistral3")
 )
 LATER = {QWEN2: "qwen2vl_merger", QWEN25: "qwen2.5vl_merger", PIXTRAL: "pixtral", MISTRAL: "pixtral"}
+LATER |= dict.fromkeys((QWEN3, QWEN3_MOE), "qwen3vl_merger")
 LATER_MARKS = {
     119: "<|video_pad|>",
     124: "<|vision_start|>",
@@ -60,7 +62,10 @@ def write_text(oracle, path, marks):
     """The language model alone."""
     config = oracle.config.text_config
     if "vl" in config.model_type:
-        text = Qwen2ForCausalLM(Qwen2Config(**config.to_dict() | {"model_type": "qwen2"}))
+        plain = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}.get(config.model_type, "qwen2")
+        own = {name: value for name, value in config.to_dict().items() if name != "model_type"}
+        own["tie_word_embeddings"] = oracle.config.tie_word_embeddings
+        text = AutoModelForCausalLM.from_config(AutoConfig.for_model(plain, **own))
         text.config.model_type = config.model_type
     else:
         text = AutoModelForCausalLM.from_config(config)
@@ -206,10 +211,12 @@ def later_tensors(oracle, architecture):
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name.startswith("visual.merger.mlp."):
             own = "mm." + name.removeprefix("visual.merger.mlp.")
+        if name.startswith(("visual.merger.", "visual.deepstack_")) and "Qwen3" in architecture:
+            own = qwen3_name(name, vision.deepstack_visual_indexes)
         if name.endswith("patch_embed.proj.weight"):  # a matrix for each frame of a pair
             yield "v.patch_embd.weight.1", values[:, :, 1]
             values = values[:, :, 0]
-        if ".attn.qkv." in name:
+        if ".attn.qkv." in name and "Qwen3" not in architecture:
             for part, rows in zip("qkv", values.chunk(3), strict=True):
                 yield own.replace("attn_qkv", f"attn_{part}"), rows
             continue
@@ -218,6 +225,14 @@ def later_tensors(oracle, architecture):
             values = rows.transpose(1, 2).flatten(0, 2)
         assert own, name
         yield own, values
+
+
+def qwen3_name(name, deep):
+    """As Qwen3VLVisionModel of llama.cpp's converter: deep layers have their own numbers, not the list's."""
+    part, end = name.split(".")[-2:]
+    if name.startswith("visual.deepstack_"):
+        return f"v.deepstack.{deep[int(name.split('.')[2])]}.{part.removeprefix('linear_')}.{end}"
+    return {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}[part] + f".{end}"
 
 
 def write_later(architecture, oracle, path):
@@ -240,6 +255,8 @@ def write_later(architecture, oracle, path):
     }
     if architecture == QWEN25:
         numbers |= {"n_wa_pattern": vision.fullatt_block_indexes[0] + 1, "window_size": vision.window_size}
+    if "Qwen3" in architecture:
+        numbers["image_size"] = vision.patch_size * round(vision.num_position_embeddings**0.5)
     if architecture == MISTRAL:
         numbers["spatial_merge_size"] = oracle.config.spatial_merge_size
     if is_qwen:
@@ -254,13 +271,16 @@ def write_later(architecture, oracle, path):
         (f"{key}image_std", ARRAY, (FLOAT32, std)),
         *((key + name, UINT32, number) for name, number in numbers.items()),
     ]
+    if "Qwen3" in architecture:
+        is_deep = [index in vision.deepstack_visual_indexes for index in range(vision.depth)]
+        entries.append((f"{key}is_deepstack_layers", ARRAY, (BOOL, is_deep)))
     path.write_bytes(gguf_bytes(entries, rows, bytes(data)))
 
 
 @pytest.mark.parametrize("architecture", LATER)
-@pytest.mark.parametrize("breaks", [False, True], ids=["as_it_is", "rows_of_queries_moved"])
+@pytest.mark.parametrize("breaks", [False, True], ids=["as_it_is", "two_tensors_exchanged"])
 def test_later_pairs(tmp_path, architecture, breaks):
-    """Qwen2-VL, 2.5-VL, Pixtral and Mistral 3; queries in another order are noticed."""
+    """Qwen2-VL to 3-VL, Pixtral, Mistral 3; queries in another order, or other deep layers, are noticed."""
     oracle = oracle_of(architecture)
     is_qwen = "Qwen" in architecture
     marks = (
@@ -273,9 +293,12 @@ def test_later_pairs(tmp_path, architecture, breaks):
     requests = make_requests(architecture)
     if breaks:
         written = (tmp_path / "mmproj.gguf").read_bytes()
-        exchanged = written.replace(b"v.blk.0.attn_q.weight", b"v.blk.0.attn_?.weight")
-        exchanged = exchanged.replace(b"v.blk.0.attn_k.weight", b"v.blk.0.attn_q.weight")
-        (tmp_path / "mmproj.gguf").write_bytes(exchanged.replace(b"attn_?", b"attn_k"))
+        is_third, stems = "Qwen3" in architecture, (b"v.blk.0.attn_%b.weight", b"v.deepstack.%b.fc1.weight")
+        first, other, neither = (
+            stems[is_third] % part for part in ((b"q", b"k", b"?"), (b"0", b"1", b"?"))[is_third]
+        )
+        exchanged = written.replace(first, neither).replace(other, first).replace(neither, other)
+        (tmp_path / "mmproj.gguf").write_bytes(exchanged)
     _, outputs = run(tmp_path, requests)
     worst = max(differences(architecture, requests, outputs, oracle))
     assert (worst > TOLERANCE) == breaks

@@ -17,9 +17,9 @@ from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 
 _BLOCK = re.compile(r"^v\.blk\.(\d+)\.(\w+)\.(weight|bias)$")
-_PARTS = ["ln1", "ln2", "attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down", "ffn_gate"]
+_PART = ["ln1", "ln2", "attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down", "ffn_gate", "attn_qkv"]
 _BLOCKS = [
-    (stem, dict(zip(_PARTS, names.split(), strict=False)))
+    (stem, dict(zip(_PART, names.split(), strict=False)))
     for stem, names in (
         (
             "vision_tower.encoder.layers",
@@ -41,9 +41,14 @@ _BLOCKS = [
             "visual.blocks",
             "norm1 norm2 attn.q attn.k attn.v attn.proj mlp.up_proj mlp.down_proj mlp.gate_proj",
         ),
+        (
+            "visual.blocks",
+            "norm1 norm2 attn.q attn.k attn.v attn.proj mlp.linear_fc1 mlp.linear_fc2 - attn.qkv",
+        ),
     )
 ]
-"""Names in a block: of CLIP's and SigLIP's towers, InternVL's, Pixtral's, Qwen2-VL's and 2.5-VL's."""
+"""Names in a block: of CLIP's and SigLIP's towers, InternVL's, Pixtral's, Qwen2-VL's, 2.5-VL's and 3-VL's."""
+_DEEP = re.compile(r"^v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)$")
 _AROUND = {
     "v.class_embd": ("vision_tower.embeddings.class_embedding", "vision_tower.embeddings.cls_token"),
     "v.patch_embd.weight": (
@@ -55,16 +60,24 @@ _AROUND = {
     "v.patch_embd.bias": (
         "vision_tower.embeddings.patch_embedding.bias",
         "vision_tower.embeddings.patch_embeddings.projection.bias",
+        "visual.patch_embed.proj.bias",
     ),
     "v.position_embd.weight": (
         "vision_tower.embeddings.position_embedding.weight",
         "vision_tower.embeddings.position_embeddings",
+        "visual.pos_embed.weight",
     ),
     "v.pre_ln.weight": ("vision_tower.pre_layrnorm.weight", "vision_tower.ln_pre.weight"),
     "v.pre_ln.bias": ("vision_tower.pre_layrnorm.bias",),
-    "v.post_ln.weight": ("vision_tower.post_layernorm.weight", "visual.merger.ln_q.weight"),
-    "v.post_ln.bias": ("vision_tower.post_layernorm.bias", "visual.merger.ln_q.bias"),
-    **{f"mm.{i}.{end}": (f"visual.merger.mlp.{i}.{end}",) for i in (0, 2) for end in ("weight", "bias")},
+    **{
+        f"{name}.{end}": tuple(f"{stem}.{end}" for stem in stems)
+        for name, stems in {
+            "v.post_ln": ("vision_tower.post_layernorm", "visual.merger.ln_q", "visual.merger.norm"),
+            "mm.0": ("visual.merger.mlp.0", "visual.merger.linear_fc1"),
+            "mm.2": ("visual.merger.mlp.2", "visual.merger.linear_fc2"),
+        }.items()
+        for end in ("weight", "bias")
+    },
 }
 _SECOND = "v.patch_embd.weight.1"
 """What Qwen's tower makes of the second frame of a pair."""
@@ -125,6 +138,11 @@ def _names(file: GGUFFile, name: str) -> list[str]:
         names += [f"{stem}.{layer}.{parts[part]}.{end}" for stem, parts in _BLOCKS if part in parts]
         if part in ("ls1", "ls2"):
             names.append(f"vision_tower.encoder.layer.{layer}.lambda_{part[2:]}")
+    deep = file.metadata.get("clip.vision.is_deepstack_layers")
+    if isinstance(deep, list) and (found := _DEEP.match(name)):  # numbered by layer
+        layer, part, end = found.groups()
+        number = sum(map(bool, deep[: int(layer)]))
+        names.append(f"visual.deepstack_merger_list.{number}.{part.replace('fc', 'linear_fc')}.{end}")
     towers = [name for name in names if name.startswith("vision_tower.")]
     return [*names, *(name.replace("tower", "model", 1) for name in towers)]
 
