@@ -19,7 +19,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 _WITHOUT_EFFECT = ("use_async", "policy", "communicator", "log_balancedness_interval")
 """Layers are moved one per step; there is one policy."""
 
-_NOT_BESIDE = """data_parallel_hybrid_lb data_parallel_start_rank enable_elastic_ep enable_eplb enable_lora
+_NOT_BESIDE = """data_parallel_hybrid_lb data_parallel_start_rank enable_elastic_ep enable_lora
     speculative_config cpu_offload_gb offload_group_size cpu_offload_experts"""
 
 
@@ -56,12 +56,14 @@ def expert_load(parallel: ParallelConfig) -> ExpertLoad | None:
 
 def check_expert_load(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
     """Refuse what cannot be balanced. Raises ConfigError."""
-    found, size = expert_load(parallel), parallel.tensor_parallel_size
+    found = expert_load(parallel)
     if found is None:
         return
+    size = parallel.tensor_parallel_size * (parallel.data_parallel_size if parallel.shares_experts else 1)
     if not parallel.enable_expert_parallel or size == 1:
         raise ConfigError(
-            "enable_eplb requires enable_expert_parallel to be set, and tensor_parallel_size of at least 2."
+            "enable_eplb requires enable_expert_parallel to be set, and tensor_parallel_size or "
+            "data_parallel_size of at least 2."
         )
     if checkpoint.is_snapshot:
         raise ConfigError("enable_eplb: a snapshot keeps experts where they are; name the model itself.")
@@ -73,7 +75,8 @@ def check_expert_load(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
     if found.num_redundant_experts % size or found.num_redundant_experts > count * (size - 1):
         raise ConfigError(
             f"num_redundant_experts ({found.num_redundant_experts}) must be a multiple of "
-            f"tensor_parallel_size ({size}), and at most {count * (size - 1)}: no rank has an expert twice."
+            f"tensor_parallel_size x data_parallel_size ({size}), and at most {count * (size - 1)}: no rank "
+            "has an expert twice."
         )
 
 

@@ -9,6 +9,7 @@ from octavo.base.errors import ConfigError
 from tests.tiny_models import make_oracle, save, tiny_config
 
 SIZES = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+REPLICAS = {"data_parallel_size": 2, "enable_expert_parallel": True}
 BALANCED = {"enable_eplb": True}
 BOTH = SIZES | BALANCED
 
@@ -32,6 +33,23 @@ def test_moved_experts_change_no_token(experts, make_llm, capfd, interval, spare
     one = tokens(make_llm(experts[0], cpu_threads=1))
     many = tokens(make_llm(experts[0], cpu_threads=1, **SIZES, **BALANCED, eplb_config=config))
     assert one == many
+    told = re.findall(r"Experts: balance ([\d.]+), ([\d.]+) if they are moved", capfd.readouterr().err)
+    assert any(float(new) > float(old) * 1.02 for old, new in told), "something was moved"
+
+
+@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_between_replicas_too(experts, make_llm, capfd, tp_size):
+    """Of one request the other replica only joins; long prompts go to the ranks of their experts alone."""
+    config = {"num_redundant_experts": 4, "step_interval": 6, "window_size": 4, "log_balancedness": True}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, detokenize=False, temperature=0)
+    sizes = REPLICAS | BALANCED | {"tensor_parallel_size": tp_size, "eplb_config": config}
+    found = []
+    for options in ({}, sizes):
+        llm = make_llm(experts[0], cpu_threads=1, max_model_len=256, **options)
+        for lengths in ((3, 10, 17, 24, 31), (9,), (230,) * 6):
+            prompts = [[i + 1] * length for i, length in enumerate(lengths)]
+            found.append([o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
+    assert found[:3] == found[3:]
     told = re.findall(r"Experts: balance ([\d.]+), ([\d.]+) if they are moved", capfd.readouterr().err)
     assert any(float(new) > float(old) * 1.02 for old, new in told), "something was moved"
 

@@ -77,7 +77,6 @@ async def test_all_replicas_come_back_when_a_rank_dies(experts, make_llm):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"enable_eplb": True, "tensor_parallel_size": 2}, Unsupported, "does not work with enable_eplb"),
         ({"pipeline_parallel_size": 2}, Unsupported, "does not work with pipeline_parallel_size"),
         ({"data_parallel_rank": 0}, Unsupported, "does not work with data_parallel_rank"),
         ({"data_parallel_size": 3}, ConfigError, "does not divide the model's"),

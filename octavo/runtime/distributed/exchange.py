@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 
 Compute = Callable[[Tensor, Routing], Tensor]
 """Takes tokens of any ranks, and returns the sums over this rank's experts; skips the ids of others."""
+Owners = Callable[[Tensor, Tensor], Tensor]
+"""Takes experts [T, k] of tokens [T, H], -1 = none; returns the ranks that have them for these tokens."""
 _Unpack = Callable[[Tensor], tuple[Tensor, Routing]]
 _SIZES = [1 << power for power in range(8, 14)]
 _TIMES = 3
@@ -37,7 +39,7 @@ class TokenExchange:
         self._ranks, self._tp = ranks, tp
         self.num_tokens, self.is_captured, self.most_gathered = 0, True, 256
 
-    def run(self, x: Tensor, routing: Routing, num_experts: int, compute: Compute) -> Tensor:
+    def run(self, x: Tensor, routing: Routing, owners: Owners, compute: Compute) -> Tensor:
         """Return the sum over the experts of each of this replica's tokens. All ranks call it together.
 
         x: [T, H], the same on the ranks of a replica, like its routing
@@ -49,7 +51,7 @@ class TokenExchange:
         if self.is_captured or share <= self.most_gathered:
             total = self._gather(mine, unpack, compute)
         else:
-            total = self._send(mine, unpack, compute, num_experts // self._ranks.size)
+            total = self._send(mine, unpack, compute, owners)
         return self._tp.gather_rows(total.to(x.dtype))[: len(x)]
 
     def _gather(self, mine: Tensor, unpack: _Unpack, compute: Compute) -> Tensor:
@@ -61,11 +63,12 @@ class TokenExchange:
             total += part
         return total
 
-    def _send(self, mine: Tensor, unpack: _Unpack, compute: Compute, experts_each: int) -> Tensor:
+    def _send(self, mine: Tensor, unpack: _Unpack, compute: Compute, owners: Owners) -> Tensor:
         """Send a token to the ranks of its experts alone; the host waits to learn how many go where."""
-        _, routing = unpack(mine)
-        owners = routing.ids.div(experts_each, rounding_mode="floor")
-        is_wanted = (owners[:, :, None] == torch.arange(self._ranks.size, device=mine.device)).any(1)
+        x, routing = unpack(mine)
+        is_wanted = (
+            owners(routing.ids, x)[:, :, None] == torch.arange(self._ranks.size, device=mine.device)
+        ).any(1)
         tokens = is_wanted.T.nonzero()[:, 1]  # rank by rank
         counts = is_wanted.sum(0)
         sent, came = torch.stack([counts, self._ranks.all_to_all(counts)]).tolist()
@@ -79,7 +82,7 @@ class TokenExchange:
     def measure(self, x: Tensor, top_k: int, num_experts: int) -> None:
         """Find `most_gathered` by the times of all ranks. x: [1, H] of the model's type"""
         generator = torch.Generator(x.device).manual_seed(self._ranks.rank)
-        self.is_captured = False
+        self.is_captured, each = False, num_experts // self._ranks.size
         times = torch.zeros((len(_SIZES), 2), dtype=torch.float64, device=x.device)
         for row, number in zip(times, _SIZES, strict=True):
             chances = torch.rand((number, num_experts), device=x.device, generator=generator)
@@ -89,7 +92,7 @@ class TokenExchange:
                 for _ in range(1 + _TIMES):
                     torch.cuda.synchronize(x.device)
                     began = time.perf_counter()
-                    self.run(x.expand(number, -1), routing, num_experts, lambda x, _: x)
+                    self.run(x.expand(number, -1), routing, lambda ids, _: ids // each, lambda x, _: x)
                     torch.cuda.synchronize(x.device)
                     row[way] = time.perf_counter() - began
         gather_s, send_s = self._ranks.all_reduce_by_nccl(times).T.tolist()

@@ -30,7 +30,7 @@ class Move(NamedTuple):
 class ExpertPlacement:
     """Counts the tokens of each expert, and says where it is. All ranks know the same.
 
-    load:   [E] int64 on the device, tokens of each expert
+    load: [E] int64 on the device, tokens of each expert, of those that this rank has routed
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class ExpertPlacement:
         ]
         self.load = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self._own = torch.full((num_experts, size), NOTHING, dtype=torch.int32, device=device)
+        self._owners = self._own.clone()
         self._counts = torch.ones(num_experts, dtype=torch.int32, device=device)
         self.use(self.places)
 
@@ -49,25 +50,40 @@ class ExpertPlacement:
         """Route by these places from here on; what is in them must be there."""
         self.places = places
         own, counts = torch.full(self._own.shape, NOTHING, dtype=torch.int32), [0] * len(self.load)
+        owners = own.clone()
         for rank, experts in enumerate(places):
             for place, expert in enumerate(experts):
                 if expert != NOTHING:
+                    owners[expert, counts[expert]] = rank
                     if rank == self._rank:
                         own[expert, counts[expert]] = place
                     counts[expert] += 1
         self._own.copy_(own)
+        self._owners.copy_(owners)
         self._counts.copy_(torch.tensor(counts, dtype=torch.int32))
 
-    def own_places(self, ids: Tensor, x: Tensor) -> Tensor:
-        """Return where this rank has the experts of its tokens, [T, k] int32, -1 = they are another rank's.
+    def count(self, ids: Tensor) -> None:
+        """Count the tokens that chose these experts, [T, k]."""
+        chosen = self._valid(ids).flatten()
+        self.load.scatter_add_(0, chosen, torch.ones_like(chosen))
 
-        Which copy of an expert takes a token depends on the token's own bits: not on the others of a batch.
-        """
-        chosen = ids.long().clamp(0, len(self.load) - 1)  # before kernels are compiled, ids may be any
-        self.load.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen).flatten())
+    def own_places(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return where this rank has the experts of tokens, [T, k] int32, -1 = they are another rank's."""
+        return self._look_up(self._own, ids, x)
+
+    def owners(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return the ranks that have the experts of tokens, [T, k] int32; -1 where there is none."""
+        return self._look_up(self._owners, ids, x)
+
+    def _look_up(self, table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+        """Look up copies of experts. Which takes a token depends on its bits, not on its company."""
+        chosen = self._valid(ids)
         bits = x[:, :8].contiguous().view(torch.int16).int().sum(1, dtype=torch.int32) & 0x7FFF
         copies = bits[:, None] % self._counts[chosen]
-        return self._own[chosen, copies.long()]
+        return table[chosen, copies.long()].where(ids >= 0, NOTHING)
+
+    def _valid(self, ids: Tensor) -> Tensor:
+        return ids.long().clamp(0, len(self.load) - 1)  # before kernels are compiled, ids may be any
 
 
 def place_experts(load: list[int], places: Places) -> Places:

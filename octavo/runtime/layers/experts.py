@@ -119,6 +119,8 @@ class Experts(nn.Module):
     def _part(self, x: Tensor) -> Tensor:
         """Return what this rank adds to the sum over all."""
         routing = self._route(self.router(x), ids=None if self.routes is None else self.routes[: len(x)])
+        if self.placement is not None:
+            self.placement.count(routing.ids)
         if self._exchange is not None:
             y, shared = self._sum_up(x, routing), self._share(x)
             return y if shared is None else y + self._parallel.all_reduce(_rows(shared))
@@ -127,7 +129,7 @@ class Experts(nn.Module):
 
     def _sum_up(self, x: Tensor, routing: Routing) -> Tensor:
         assert self._exchange is not None
-        return self._exchange.run(x, routing, self.num_experts, self._compute_own)
+        return self._exchange.run(x, routing, self._owners, self._compute_own)
 
     def _compute_own(self, x: Tensor, routing: Routing, shared: Shared | None = None) -> Tensor:
         """Return the sum over this rank's experts, and its part of what is shared; the ranks add up.
@@ -156,6 +158,12 @@ class Experts(nn.Module):
             return self.placement.own_places(ids, x)
         own = self.experts.own
         return torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, -1)
+
+    def _owners(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return the ranks that have the chosen experts."""
+        if self.placement is not None:
+            return self.placement.owners(ids, x)
+        return ids.div(len(self.experts.own), rounding_mode="floor")
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""

@@ -1,6 +1,6 @@
 """`ExpertBalancer` moves experts between ranks by their load, a layer per step. A part of the runner's steps.
 
-All ranks compute the same steps and have counted the same tokens, so they decide alike without a word.
+All ranks compute or join the same steps, and add up the tokens that they have counted: so they decide alike.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from octavo.runtime.layers.expert_placement import (
 )
 from octavo.runtime.layers.experts import Experts
 from octavo.runtime.models.interface import Model
+from octavo.runtime.worker.lockstep import Lockstep
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.step_part import StepPart
@@ -32,8 +33,12 @@ _WORTH = 1.02
 class ExpertBalancer(StepPart):
     """Counts steps; at the end of an interval the layers have their turn."""
 
-    def __init__(self, load: ExpertLoad, ranks: Group, model: Callable[[], Model]) -> None:
+    def __init__(
+        self, load: ExpertLoad, ranks: Group, model: Callable[[], Model], lockstep: Lockstep | None
+    ) -> None:
         super().__init__()
+        if lockstep is not None:
+            lockstep.joined = self.count
         self._load, self._ranks, self._model = load, ranks, model
         self._num_steps = self._num_waiting = 0
 
@@ -41,6 +46,10 @@ class ExpertBalancer(StepPart):
         """See StepPart: requests want nothing of it."""
 
     def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
+        self.count()
+
+    def count(self) -> None:
+        """Count a step, of this replica or of others with which it shares experts."""
         self._num_steps += 1
         place, interval = self._num_steps % self._load.step_interval, self._load.step_interval
         if self._num_steps == 1 or 0 < place == interval - self._load.window_size:
@@ -57,7 +66,7 @@ class ExpertBalancer(StepPart):
         return [(experts, experts.placement) for experts in every if experts.placement is not None]
 
     def _rearrange(self, experts: Experts, placement: ExpertPlacement) -> None:
-        load: list[int] = placement.load.tolist()
+        load: list[int] = self._ranks.all_reduce_by_nccl(placement.load).tolist()
         placement.load.zero_()
         before = placement.places
         after = place_experts(load, before)

@@ -51,6 +51,8 @@ class Lockstep(StepPart):
         self._answer: Future[None] | None = None
         """Of the others, while this rank has said that it has no work."""
         self._pause_s, self._due_s = _SHORTEST_S, 0.0
+        self.joined: Callable[[], None] = lambda: None
+        """Is called behind a step of others."""
 
     def measure(self) -> None:
         """Find the fastest ways for tokens of this model; those of CPUs are not measured."""
@@ -118,10 +120,11 @@ class Lockstep(StepPart):
             return
         if self._capture is None or not self._exchange.is_captured:
             self._join_layers()
-            return
-        if size not in self._captured:
-            self._captured[size] = self._capture(self._join_layers)
-        self._captured[size]()
+        else:
+            if size not in self._captured:
+                self._captured[size] = self._capture(self._join_layers)
+            self._captured[size]()
+        self.joined()
 
     def _join_layers(self) -> None:
         for layer in self._layers():

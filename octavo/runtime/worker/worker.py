@@ -161,7 +161,7 @@ class Worker:
         if soft is not None:
             self._commands["load_soft_prompt"] = soft.pool.load
         if (load := expert_load(config.parallel)) is not None:
-            adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model))
+            adapters.append(ExpertBalancer(load, self._parallel.ep, lambda: self.model, self._lockstep))
         hot = HotExperts(lambda: self.model) if config.parallel.cpu_offload_experts else None
         adapters += filter(None, (soft, hot, self._lockstep))
         if config.pooling is not None:

@@ -47,7 +47,8 @@ def rank_main(rank, size, meeting, is_wrong):
     parallel = ParallelContext.create(
         rank % tp_size, tp_size, f"file://{meeting}", torch.device("cpu"), has_ep=True, replica=(replica, 2)
     )
-    exchange, first = parallel.exchange, (rank + is_wrong) % size * per_rank
+    exchange, owners = parallel.exchange, lambda ids, _: ids.div(per_rank, rounding_mode="floor")
+    first = (rank + is_wrong) % size * per_rank
     own = range(first, first + per_rank)
     for kind in ("drawn", "first rank", "none", "alone"):
         x, routing = inputs(kind, replica, count := COUNTS[size][replica])
@@ -55,7 +56,7 @@ def rank_main(rank, size, meeting, is_wrong):
         found = []
         for exchange.is_captured, exchange.most_gathered in ((True, 0), (False, 99), (False, 0)):
             for _ in range(2):
-                found.append(exchange.run(x, routing, EXPERTS, lambda *given: compute(*given, own)))
+                found.append(exchange.run(x, routing, owners, lambda *given: compute(*given, own)))
         assert found[0].shape == (count, SIZE)
         assert all(torch.equal(y, found[0]) for y in found), "one way differs from another"
         torch.testing.assert_close(found[0], compute(x, routing), atol=1e-5, rtol=1e-5)

@@ -89,7 +89,9 @@ def test_ranks_add_up_to_all_experts_before_and_after(dtype):
             [compute(placed, matrices, x[t : t + 1].double(), ids[t : t + 1]) for t in range(40)]
         )
         assert torch.equal(found[0], alone), "a token's copies do not depend on its company"
-        assert placed[0].load.sum() == placed[1].load.sum() > 0
+        owners = placed[0].owners(ids, x)
+        for rank, placement in enumerate(placed):
+            assert torch.equal(owners == rank, placement.own_places(ids, x) >= 0)
         assert shift(placed, matrices, [chance.randrange(1, 100) for _ in range(8)])
     kept = [own.clone() for own in matrices]
     changes = shift(placed, matrices, [1, 1, 1, 1, 1, 1, 500, 400])
@@ -101,3 +103,13 @@ def test_ids_of_kernels_that_have_not_run_are_harmless():
     [placement, _] = placements(8, 2, 2)
     ids = torch.tensor([[1 << 30, -5]], dtype=torch.int32)
     assert placement.own_places(ids, torch.ones(1, 8)).shape == (1, 2)
+    placement.count(ids)
+
+
+def test_tokens_are_counted_where_they_are_routed_and_rows_that_pad_go_nowhere():
+    [placement, _] = placements(8, 2, 2)
+    placement.count(torch.tensor([[1, 7], [1, 0]], dtype=torch.int32))
+    ids = torch.tensor([[0, -1]], dtype=torch.int32)
+    assert placement.own_places(ids, torch.zeros(1, 8)).tolist() == [[0, -1]]
+    assert placement.owners(ids, torch.zeros(1, 8)).tolist() == [[0, -1]]
+    assert placement.load.tolist() == [1, 2, 0, 0, 0, 0, 0, 1]
