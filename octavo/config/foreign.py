@@ -167,8 +167,8 @@ _ENGINE_WITHOUT_EFFECT = {
         "structured_outputs_config guided_decoding_backend=guidance"
     ),
     "The model's reasoning_parser says how it marks its reasoning.": "reasoning_config",
-    "Adapters are cut over the ranks as their matrices are; experts and media take none.": """
-        fully_sharded_loras? default_mm_loras max_lora_cls_labels enable_tower_connector_lora?
+    "Adapters are cut over the ranks as their matrices are; experts and encoders take none.": """
+        fully_sharded_loras? max_lora_cls_labels enable_tower_connector_lora?
         specialize_active_lora? enable_mixed_moe_lora_format? enable_moe_shared_loras?""",
     "Every engine can sleep.": """
         enable_sleep_mode?=true sleep_mode_offload_cudagraph?=true sleep_mode_backend=cumem

@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
-from octavo.config.checkpoint import read_json
+from octavo.config.checkpoint import Checkpoint, read_json
 from octavo.config.option import Concern, option
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _MOST_HEADER_BYTES = 100 << 20
+_OF_PHI4 = {"image": "vision-lora", "audio": "speech-lora"}
+"""Folders of its checkpoint. A prompt with both has the first."""
 _CHANGES_BASE = ("pissa", "corda", "loftq", "lora_ga")
 _RESIDUALS = ("pissa", "olora")
 _REFUSED = {
@@ -54,10 +56,16 @@ class LoRAConfig(metaclass=Concern):
     lora_target_modules: list[str] = option(
         [], "Modules that adapters may change, by the last part of their names; none = any."
     )
+    default_mm_loras: dict[str, str] = option(
+        {},
+        'Adapters of requests that name none, by modality: {"audio": "./folder"}; the first that a prompt '
+        'has answers. {} = the checkpoint\'s own (Phi-4 multimodal\'s), {"image": ""} = none.',
+    )
 
 
-def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str) -> LoRAConfig:
+def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, checkpoint: Checkpoint) -> LoRAConfig:
     """Decide what was left open. Raises ConfigError, Unsupported."""
+    lora = _with_defaults(lora, checkpoint)
     if lora.enable_prompt_adapter:
         _check_prompts(lora, model_impl)
     if not lora.enable_lora:
@@ -70,6 +78,23 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str) -> LoRAConfi
     if model_impl == "transformers":
         raise Unsupported("enable_lora needs a model of octavo's own: leave out model_impl='transformers'.")
     return replace(lora, max_cpu_loras=most)
+
+
+def _with_defaults(lora: LoRAConfig, checkpoint: Checkpoint) -> LoRAConfig:
+    """Serve the adapters that images and sounds need, the checkpoint's own too, whatever their rank."""
+    given, most = lora.default_mm_loras, lora.max_lora_rank
+    if not given and checkpoint.architecture == "Phi4MultimodalForCausalLM":
+        folders = {name: Path(checkpoint.path) / folder for name, folder in _OF_PHI4.items()}
+        given = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
+    given = {name: path for name, path in given.items() if path}
+    if wrong := given.keys() - {"image", "video", "audio"}:
+        raise ConfigError(f"default_mm_loras: modalities are image, video, audio; got {sorted(wrong)}.")
+    try:
+        most = max([most, *(read_peft(Path(path).expanduser()).rank for path in given.values())])
+    except RequestError as error:
+        raise ConfigError(f"default_mm_loras: {error}") from error
+    is_on = lora.enable_lora or bool(given)
+    return replace(lora, default_mm_loras=given, enable_lora=is_on, max_lora_rank=most)
 
 
 class LoRAModule(msgspec.Struct, forbid_unknown_fields=True):

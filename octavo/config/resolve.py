@@ -95,7 +95,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
         media=_media(args),
-        lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl),
+        lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl, checkpoint),
         checkpoint=checkpoint,
         pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,

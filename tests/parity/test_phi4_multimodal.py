@@ -1,12 +1,16 @@
 """Phi-4 multimodal against transformers' class and processors, through the whole engine, in float32."""
 
+import copy
 import json
+import warnings
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
+import peft
 import pytest
 import torch
 from PIL import Image
@@ -17,9 +21,11 @@ from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal impo
 )
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalForCausalLM
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
+from octavo.base.errors import ConfigError
 from octavo.frontend.media.processors.phi4 import Phi4AudioProcessor, Phi4Processor
 from octavo.runtime.models.phi4_multimodal import Phi4MultimodalEncoder
+from tests import peft_adapters
 from tests.tiny_media import IMAGE, TEXT, VISION, save_tokenizer
 from tests.tiny_speech import RATE, make_audio, spread
 
@@ -72,9 +78,27 @@ def oracle_of():
     return oracle, folder
 
 
-def make_llm(**options):
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """PEFT's model with a checkpoint's adapters, "vision" and "speech", and the folder that brings them."""
+    oracle, plain = oracle_of()
+    folder = tmp_path_factory.mktemp("phi4")
+    for file in plain.iterdir():
+        (folder / file.name).symlink_to(file)
+    targets = r"model\.layers\..*(qkv_proj|o_proj|gate_up_proj|down_proj)"
+    for seed, (name, rank) in enumerate((("vision", 70), ("speech", 5))):
+        made = peft_adapters.adapt(oracle, seed, 0.1, r=rank, lora_alpha=2 * rank, target_modules=targets)
+        peft_adapters.save(made, folder / f"{name}-lora")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as peft_adapters does
+        model = peft.PeftModel.from_pretrained(copy.deepcopy(oracle), folder / "vision-lora", "vision")
+        model.load_adapter(folder / "speech-lora", "speech")
+    return model.eval(), folder
+
+
+def make_llm(folder=None, **options):
     exact = {"max_model_len": 8192, "dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
-    return LLM(str(oracle_of()[1]), logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
+    return LLM(str(folder or oracle_of()[1]), logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
 
 
 def make_image(width, height):
@@ -107,9 +131,10 @@ REQUESTS = [
 
 
 @torch.inference_mode()
-def oracle_logits(ids, data):
+def oracle_logits(ids, data, oracle=None):
     """Each sound by itself, as its neighbours would change where it ends."""
-    model, tokens = oracle_of()[0].model, torch.tensor([ids])
+    oracle = oracle or oracle_of()[0]
+    model, tokens = oracle.model, torch.tensor([ids])
     embeds, parts = model.embed_tokens(tokens), model.embed_tokens_extend
     if images := data.get("image"):
         embeds = parts.image_embed(tokens, embeds, **oracle_inputs(images))
@@ -122,7 +147,7 @@ def oracle_logits(ids, data):
         heard.append(parts.audio_embed(own, torch.zeros(1, count, embeds.shape[-1]), *given)[0])
     if heard:
         embeds[tokens == SOUND] = torch.cat(heard)
-    return oracle_of()[0](inputs_embeds=embeds).logits[0].float()
+    return oracle(inputs_embeds=embeds).logits[0].float()
 
 
 def oracle_inputs(images):
@@ -143,9 +168,9 @@ def oracle_inputs(images):
     return {"image_pixel_values": values, "image_sizes": sizes, "image_attention_mask": masks}
 
 
-def difference(output, data):
+def difference(output, data, oracle=None):
     tokens = output.outputs[0].token_ids
-    expected = oracle_logits([*output.prompt_token_ids, *tokens[:-1]], data)[-len(tokens) :]
+    expected = oracle_logits([*output.prompt_token_ids, *tokens[:-1]], data, oracle)[-len(tokens) :]
     ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in output.outputs[0].logprobs])
     return (ours - expected[:, : ours.shape[1]]).abs().max().item()
 
@@ -225,6 +250,39 @@ def test_logits(options):
         again = llm.generate(requests[::-1], PARAMS, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in outputs]
     assert all(output.num_cached_tokens > 0 for output in again)
+
+
+OWN = [((), ()), ((SIZES[0],), ()), ((), (0.9,)), ((SIZES[0],), (0.7,))]
+"""Texts have no adapter; images, with sounds or without, that of images."""
+
+
+def test_the_checkpoint_s_adapters(adapted):
+    """In one batch, each request is as of PEFT's model with what its items need, or with what it names."""
+    model, folder = adapted
+    requests = [make_request(*parts, seed) for seed, parts in enumerate([*OWN, OWN[2]])]
+    named = [None] * 4 + [LoRARequest("eyes", 1, str(folder / "vision-lora"))]
+    with make_llm(folder) as llm:
+        outputs = llm.generate(requests, PARAMS, use_tqdm=False, lora_request=named)
+    with make_llm(folder, default_mm_loras={"image": ""}) as llm:  # the negative twin
+        bare = llm.generate(requests[1:4], PARAMS, use_tqdm=False)
+    for output, request, adapter in zip(
+        outputs, requests, ["", "vision", "speech", "vision", "vision"], strict=True
+    ):
+        model.set_adapter(adapter or "vision")
+        with nullcontext() if adapter else model.disable_adapter():
+            found = difference(output, request["multi_modal_data"], model.base_model.model)
+        assert found <= TOLERANCE, adapter
+    for output, request in zip(bare, requests[1:4], strict=True):
+        assert difference(output, request["multi_modal_data"]) <= TOLERANCE
+        model.set_adapter("vision")
+        assert difference(output, request["multi_modal_data"], model.base_model.model) > 10 * TOLERANCE
+
+
+def test_wrong_defaults(adapted, tmp_path):
+    with pytest.raises(ConfigError, match="modalities are image, video, audio; got \\['smell'\\]"):
+        make_llm(default_mm_loras={"smell": str(adapted[1])})
+    with pytest.raises(ConfigError, match="default_mm_loras: No adapter found for"):
+        make_llm(default_mm_loras={"image": str(tmp_path)})
 
 
 def test_a_long_sound():

@@ -23,6 +23,7 @@ from octavo.messages.adapters import (
     PromptAdapterRequest,
     SoftPromptRef,
 )
+from octavo.messages.media import MediaItem
 
 _REMEMBERED = 10_000
 _DOWN = (".lora_A.weight", ".lora_embedding_A")
@@ -45,12 +46,18 @@ class AdapterFiles:
         self._known: LRU[str, tuple[_States, _Known]] = LRU(_REMEMBERED)
 
     def resolve(
-        self, given: LoRARequest | LoRASum | None, prompt: Sequence[int] | None = None
+        self,
+        given: LoRARequest | LoRASum | None,
+        prompt: Sequence[int] | None = None,
+        media: Sequence[MediaItem] = (),
     ) -> AdapterRef | None:
         """Return what the workers get. Raises RequestError, in vLLM's words where it has some.
 
-        prompt: its tokens, among which an activated adapter looks for its own
+        prompt: its tokens, among which an activated adapter looks for its own; media: what may need one
         """
+        if given is None and media:
+            has, own = {item.modality for item in media}, self._config.lora.default_mm_loras
+            given = next((LoRARequest(name, 1, path) for name, path in own.items() if name in has), None)
         if given is None:
             return None
         if not self._config.lora.enable_lora:

@@ -153,7 +153,7 @@ class InputProcessor:
         parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
         self._check_prompt(placed, options.tokenization.max_output_tokens)
-        adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else placed)
+        adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else placed, items)
         check_prompt_scoring(
             params, len(ids), given_as_embeds=parsed.embeds is not None, is_soft=soft is not None
         )
@@ -190,7 +190,7 @@ class InputProcessor:
         )
         ids, media = self.media.place(ids, parsed, options)
         self._check_prompt(ids, 0, self.max_model_len)
-        adapter = self.adapters.resolve(options.lora_request, ids)
+        adapter = self.adapters.resolve(options.lora_request, ids, media)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
             request_id=next(self._ids),

@@ -1,6 +1,6 @@
 """Phi-4 multimodal sees squares of an image by a SigLIP, and hears by a conformer.
 
-Its adapters for images and speech are files of their own: a request names one as any other LoRA.
+Its adapters for images and speech are folders of their own beside the weights (LoRAConfig.default_mm_loras).
 Source: transformers' Phi4Multimodal.
 """
 
