@@ -85,8 +85,16 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
         lambda x: x.sum().item(),
         lambda x: torch.zeros(3),
         lambda x: torch.empty(300 << 20, dtype=torch.uint8),
+        lambda x: x.view(4, 4) + 1,
+        lambda x: torch.add(x.view(4, 4), x.view(4, 4), alpha=2),
+        lambda x: x.view(4, 4) * x.view(4, 4).t(),
+        lambda x: x.view(4, 4) * x[:4, None],
+        lambda x: x.view(4, 4).long() * 2,
     ],
-    ids=["new", "in_place", "copy_for_a_view", "value", "filled", "too_large"],
+    ids=[
+        *("new", "in_place", "copy_for_a_view", "value", "filled", "too_large"),
+        *("plus_one", "twice", "turned", "by_rows", "integers"),
+    ],
 )
 def test_other_work_is_refused(fast: KernelTable, compute: Callable[[Tensor], object]) -> None:
     assert fast.steps.record_calls is not None
@@ -105,3 +113,27 @@ def test_memory_is_used_again_when_nobody_sees_it() -> None:
     assert third.data_ptr() > second.data_ptr()
     del seen
     assert arena.like(torch.empty(2, 2, dtype=torch.int64)).data_ptr() == place
+
+
+@pytest.mark.parametrize("size", [3, 64, 83])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, y, v: x + y,
+        lambda x, y, v: x * y,
+        lambda x, y, v: x * v,
+        lambda x, y, v: v + x,
+        lambda x, y, v: 0.22 * x,
+        lambda x, y, v: (x * 12)[1:] + y[:-1] * v,
+    ],
+    ids=["sum", "product", "scaled", "biased", "times", "several"],
+)
+def test_sums_and_products_of_rows_are_recorded(
+    fast: KernelTable, compute: Callable[..., Tensor], size: int
+) -> None:
+    x, y, v = torch.randn(5, 96)[:, :size], torch.randn(5, size), torch.randn(size)
+    repeat, (made,) = recorded(fast, lambda: compute(x, y, v))
+    for tensor in (x, y, v):
+        tensor.normal_()
+    repeat()
+    assert torch.equal(made, compute(x, y, v))

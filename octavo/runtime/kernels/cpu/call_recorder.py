@@ -1,8 +1,9 @@
 """Records what work asks of the compiled kernels, so that one call of C repeats all of it.
 
 Part of the table of CPU kernels. While work is recorded nothing is computed: calls of the library are noted,
-and new tensors come out of memory that all recordings share, because they never run at the same time. Work
-that computes with torch between the calls cannot be repeated so, and is refused.
+and new tensors come out of memory that all recordings share, because they never run at the same time. Sums
+and products of rows that torch computes between the calls become calls, too, with the same results (but for
+subnormal numbers, which are zero to the library). Work that computes more with torch is refused.
 """
 
 import weakref
@@ -18,6 +19,7 @@ from torch import Tensor
 from octavo.base.log import get_logger
 from octavo.base.pages import zero_pages
 from octavo.runtime.dispatch_mode import DispatchMode
+from octavo.runtime.kernels.cpu.arguments import rows_of
 from octavo.runtime.kernels.cpu.library import CallLog, Library
 
 logger = get_logger(__name__)
@@ -25,20 +27,21 @@ logger = get_logger(__name__)
 _BYTES = 256 << 20
 _ALIGNMENT = 64
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+_COMBINATIONS = {"aten::add", "aten::mul"}
 
 
 class CallRecorder:
     """Makes recordings that share memory. Only pages that are used take any."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, threads: int) -> None:
+        self._library, self._threads = library, threads
         self._memory = new_memory()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """See steps.RecordCalls; a line in the log says why work is refused."""
         log = self._library.call_log = CallLog()
         try:
-            with _Recording(Arena(self._memory)):
+            with _Recording(Arena(self._memory), self._combine):
                 work()
         except Refused as reason:
             logger.info("Steps like this one are computed call by call: %s.", reason)
@@ -46,6 +49,9 @@ class CallRecorder:
         finally:
             self._library.call_log = None
         return partial(self._library.replay, log)
+
+    def _combine(self, made: Tensor, *arguments: float | None) -> None:
+        self._library.octavo_combine(*arguments, *made.shape, made.data_ptr(), self._threads)
 
 
 def new_memory() -> np.ndarray:
@@ -88,17 +94,21 @@ class Arena:
 
 
 class _Recording(DispatchMode):
-    """Lets work make views and empty tensors, and nothing else."""
+    """Lets work make views and empty tensors, add and multiply rows, and nothing else."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, combine: Callable[..., None]) -> None:
+        """Take what notes a sum or product, a function of the library."""
         super().__init__()
-        self._arena = arena
+        self._arena, self._combine = arena, combine
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
         schema = func._schema
+        if schema.name in _COMBINATIONS and not kwargs and (operands := _operands(schema.name, args)):
+            self._combine(combined := self._arena.like(torch.empty(operands[0])), *operands[1])
+            return combined
+        made = func(*args, **(kwargs or {}))
         if schema.name in _ALLOCATIONS:
             return self._arena.like(made)
         seen = {_memory_of(arg) for arg in args if isinstance(arg, Tensor)}
@@ -106,6 +116,26 @@ class _Recording(DispatchMode):
         if schema.is_mutable or not all(isinstance(r, Tensor) and _memory_of(r) in seen for r in results):
             raise Refused(f"{schema.name} computes outside the library")
         return made
+
+
+def _operands(name: str, args: tuple[Any, ...]) -> tuple[torch.Size, tuple[float | None, ...]] | None:
+    """Return the shape of a sum or product of rows and rows, a vector or a number, and what octavo_combine
+    reads; None for others."""
+    shapes = {arg.shape for arg in args if isinstance(arg, Tensor) and arg.dim() == 2}
+    if len(shapes) != 1:
+        return None
+    (shape,), multiplies = shapes, name == "aten::mul"
+    x, other = (_place(shape, arg) for arg in args)
+    if x and multiplies and isinstance(args[1], int | float):
+        return shape, (*x, None, 0, args[1], True)
+    return (shape, (*x, *other, 0.0, multiplies)) if x and other else None
+
+
+def _place(shape: torch.Size, part: Any) -> tuple[int, int] | None:
+    """Return address and stride of rows of that shape, or of a vector that counts for all of them."""
+    if not isinstance(part, Tensor) or part.dtype != torch.float32 or part.shape not in (shape, shape[1:]):
+        return None
+    return None if part.stride(-1) != 1 else rows_of(part) if part.dim() == 2 else (part.data_ptr(), 0)
 
 
 def _memory_of(tensor: Tensor) -> int:

@@ -90,7 +90,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         sampling=replace(
             TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
         ),
-        steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
+        steps=replace(STEP_KERNELS, record_calls=CallRecorder(library, threads).record),
         adapters=AdapterKernels(kernels.add_low_rank),
     )
 
