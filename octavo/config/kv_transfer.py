@@ -72,6 +72,7 @@ def kv_store(config: Mapping[str, Any]) -> KVStore | None:
         if not isinstance(path, str) or not path:
             raise ConfigError(f"{_NESTED} must hold 'shared_storage_path', the folder that engines share.")
         return KVStore(Path(path), max_bytes, *_ROLES[role])
+    listens = role != "kv_consumer" or port is not None
     host, port, policy = host or "127.0.0.1", 14579 if port is None else port, policy or _POLICIES[0]
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise ConfigError(f"kv_port must be between 1 and 65535, got {port!r}.")
@@ -83,6 +84,7 @@ def kv_store(config: Mapping[str, Any]) -> KVStore | None:
             "characters for all engines that pass on keys and values (openssl rand -hex 32)."
         )
     may_recompute = policy == _POLICIES[0]
+    port = port if listens else 0
     return KVStore(None, max_bytes, *_ROLES[role], str(host), port, str(engine_id or ""), may_recompute)
 
 

@@ -99,7 +99,8 @@ def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
         mailbox = Mailbox.create(memory if memory.is_dir() else None)
         weakref.finalize(store, mailbox.close)
         store.folder = str(mailbox.path / "blocks")
-        store.host, store.port = storage.host, storage.port + max(0, config.parallel.data_parallel_rank)
+        number = max(0, config.parallel.data_parallel_rank) if storage.port else 0
+        store.host, store.port = storage.host, storage.port + number
         store.engine_id = storage.engine_id or token_hex(8)
         store.may_recompute, store.silence_s = storage.may_recompute, config.parallel.node_timeout
     return store

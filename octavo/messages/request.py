@@ -154,8 +154,9 @@ class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Keep the prompt in the cache after its own end; None: as long as nothing else wants the blocks."""
     source: KVSource | None = None
     """Where its prompt has been computed."""
-    is_passed_on: bool = False
-    """Another engine goes on with its prompt: its end tells where that finds it."""
+    target: KVSource | None = None
+    """The engine that goes on with its prompt, and is given the blocks if it has a port; the end tells where
+    they are found."""
 
 
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):

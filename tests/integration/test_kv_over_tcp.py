@@ -1,15 +1,21 @@
 """One engine computes prompts, another goes on: the tokens are one engine's, whatever happens in between."""
 
+import multiprocessing
+import os
 import random
+import signal
+import time
 
 import pytest
 
-from octavo import SamplingParams
+from octavo import LLM, SamplingParams
+from octavo.base.block_link import BlockClient
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.link import free_port
 
 KEY = "a key of more than sixteen characters"
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, detokenize=False)
+SMALL = {"num_gpu_blocks_override": 64, "cpu_threads": 1}
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
@@ -73,8 +79,6 @@ def test_another_engine_goes_on(tiny_model, make_llm, sizes):
 
 def test_a_wrong_block_would_be_noticed(tiny_llama, make_llm, monkeypatch):
     """The same check with other contents fails: the tokens do come from what was sent."""
-    from octavo.base.block_link import BlockClient
-
     work = prompts()
     first = make_llm(tiny_llama, kv_transfer_config=transfer("kv_producer"))
     second = make_llm(tiny_llama, kv_transfer_config=transfer("kv_consumer"))
@@ -103,6 +107,81 @@ def test_an_engine_that_is_gone(tiny_llama, make_llm, policy):
     assert ask(second, other).outputs[0].token_ids == ask(plain, other).outputs[0].token_ids
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "sizes", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)], ids=["one", "two ranks"]
+)
+def test_blocks_are_pushed(tiny_model, make_llm, sizes):
+    """The engine that goes on needs nothing more of the first, which has ended before."""
+    work, port = prompts(), free_port("127.0.0.1")
+    plain = make_llm(tiny_model)
+    first = make_llm(tiny_model, kv_transfer_config=transfer("kv_producer"), **sizes)
+    second = make_llm(tiny_model, kv_transfer_config=transfer("kv_consumer", port, policy="fail"), **sizes)
+    named = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}
+    params = [ask(first, prompt, ONE, kv_transfer_params=named).kv_transfer_params for prompt in work]
+    assert ask(second, work[-1], kv_transfer_params=params[-1]).num_cached_tokens == 64, (
+        "and they came in turn"
+    )
+    first.shutdown()
+    for prompt, told in list(zip(work, params, strict=True))[:-1]:
+        output = ask(second, prompt, kv_transfer_params=told)
+        assert output.outputs[0].token_ids == ask(plain, prompt).outputs[0].token_ids
+        assert output.num_cached_tokens == 64, "all whole blocks were there"
+
+
+def compute_and_die(folder, config, prompt, params, num_blocks):
+    """Another process: after so many blocks were pushed it is killed."""
+    write = BlockClient.write
+
+    def write_some(client, *given):
+        nonlocal num_blocks
+        if not num_blocks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        num_blocks -= 1
+        write(client, *given)
+
+    BlockClient.write = write_some
+    llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, kv_transfer_config=config, **SMALL)
+    llm.generate([prompt], ONE, use_tqdm=False, kv_transfer_params=params)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
+def test_an_engine_that_is_killed_while_it_pushes(tiny_llama, make_llm, policy):
+    [prompt, other, _], port = prompts(), free_port("127.0.0.1")
+    plain, config = make_llm(tiny_llama), transfer("kv_producer")
+    second = make_llm(tiny_llama, kv_transfer_config=transfer("kv_both", port, policy), **SMALL)
+    named = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}
+    first = multiprocessing.get_context("spawn").Process(
+        target=compute_and_die, args=(tiny_llama, config, prompt, named, 2)
+    )
+    first.start()
+    first.join(120)
+    assert first.exitcode == -signal.SIGKILL
+    params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": config["kv_port"]}
+    output, expected = ask(second, prompt, kv_transfer_params=params), ask(plain, prompt).outputs[0].token_ids
+    if policy == "recompute":
+        assert output.outputs[0].token_ids == expected
+        assert output.num_cached_tokens == 32, "what had come is used"
+    else:
+        assert "could not be loaded: tcp://127.0.0.1:" in output.outputs[0].error
+        assert ask(second, prompt).outputs[0].token_ids == expected, "without it, too"
+    assert ask(second, other).outputs[0].token_ids == ask(plain, other).outputs[0].token_ids
+
+
+def test_a_target_that_takes_nothing_disturbs_nobody(tiny_llama, make_llm):
+    """Nobody listens there, or an engine that only serves."""
+    work = prompts()
+    plain, one = make_llm(tiny_llama), make_llm(tiny_llama, kv_transfer_config=transfer("kv_producer"))
+    deaf = transfer("kv_producer")
+    other = make_llm(tiny_llama, kv_transfer_config=deaf)
+    for prompt, port in zip(work, (free_port("127.0.0.1"), deaf["kv_port"]), strict=False):
+        named = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}
+        output = ask(one, prompt, kv_transfer_params=named)
+        assert output.outputs[0].token_ids == ask(plain, prompt).outputs[0].token_ids
+    assert ask(other, work[1]).num_cached_tokens == 0
+
+
 def test_what_is_refused(tiny_llama, make_llm, monkeypatch):
     plain = make_llm(tiny_llama)
     with pytest.raises(RequestError, match="kv_transfer_params needs an engine with kv_transfer_config"):
@@ -112,6 +191,8 @@ def test_what_is_refused(tiny_llama, make_llm, monkeypatch):
     )
     with pytest.raises(RequestError, match="needs remote_host and remote_port"):
         ask(engine, [1, 2], kv_transfer_params={"do_remote_prefill": True})
+    with pytest.raises(RequestError, match="may name those of the one to push to, got 'here' and None"):
+        ask(engine, [1, 2], kv_transfer_params={"do_remote_decode": True, "remote_host": "here"})
     with pytest.raises(ConfigError, match="cannot be listened at"):
         make_llm(tiny_llama, kv_transfer_config=transfer("kv_both", port=port))
     with pytest.raises(ConfigError, match="kv_load_failure_policy must be one of recompute, fail"):

@@ -7,11 +7,14 @@ Runs with --whole alone; tests/integration/test_faults_core.py has the parts.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import mmap
 import os
 import random
 import signal
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,6 +30,18 @@ from tests.process_fakes import EXACT_RANKS, is_alive, process_config, wait_unti
 KILLS = int(os.environ.get("OCTAVO_KILLS", "3"))
 BACK_S = 10
 """A machine with more to do than it can may take longer now and then."""
+
+
+SHARED = Path("/dev/shm")
+
+
+def shared_by(processes):
+    """The files of shared memory that these have open or mapped: not those of other engines."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {Path(part.path) for part in [*process.memory_maps(), *process.open_files()]}
+    return {path for path in found if path.is_relative_to(SHARED)}
 
 
 def wanted_of_fakes(seed):
@@ -55,15 +70,17 @@ async def engine(request, tmp_path, tiny_llama, make_llm, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda _: 0.0)
-    shared, front = set(Path("/dev/shm").iterdir()), dataclasses.replace(config.front, stall_timeout=4.0)
+    front = dataclasses.replace(config.front, stall_timeout=4.0)
     engine = AsyncLLM(dataclasses.replace(config, front=front), on_crash="replay")
     await engine.start()
-    yield engine, wanted
+    shared = set()
+    yield engine, wanted, shared
     left = processes(engine)
+    shared |= shared_by(left)
     await engine.shutdown()
     assert wait_until(lambda: not any(is_alive(process.pid) for process in left), 5)
     assert wait_until(lambda: list(tmp_path.iterdir()) == [], 5)
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    assert not [path for path in shared if path.exists()]
 
 
 def processes(engine):
@@ -83,7 +100,7 @@ async def ask(engine, wanted, seed):
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * KILLS)
 async def test_whoever_dies_or_hangs_requests_go_on(engine):
-    (engine, wanted), chance, is_over, num_answers = engine, random.Random(), False, 0
+    (engine, wanted, shared), chance, is_over, num_answers = engine, random.Random(), False, 0
     has_collectives = wanted is not wanted_of_fakes
 
     async def keep_asking(number):
@@ -98,6 +115,7 @@ async def test_whoever_dies_or_hangs_requests_go_on(engine):
     for number in range(KILLS):
         await asyncio.sleep(chance.uniform(0, 0.5))
         before, num_restarts = processes(engine), engine.core.health().num_restarts
+        shared |= shared_by(before)
         is_stop = number % 8 == 1
         alike = [p for p in before[1:] if has_collectives or p.cmdline()[-3] == "0"]  # fakes do not wait
         victim = chance.choice(alike if is_stop else before)
@@ -116,3 +134,15 @@ async def test_whoever_dies_or_hangs_requests_go_on(engine):
     print(f"{KILLS} faults, {num_answers} answers; back after {median_s:.1f} s, at most {max(back_s):.1f} s")
     print(f"behind a rank that hung: {', '.join(f'{s:.1f}' for s in hung_s)} s, of which 4 to find it")
     assert median_s < BACK_S
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="there is no shared memory in files")
+def test_what_a_process_shares_is_seen():
+    with tempfile.NamedTemporaryFile(dir=SHARED) as mapped, tempfile.NamedTemporaryFile(dir=SHARED) as other:
+        mapped.write(bytes(mmap.PAGESIZE))
+        mapped.flush()
+        with mmap.mmap(mapped.fileno(), 0):
+            mapped.file.close()
+            assert Path(mapped.name) in (found := shared_by([psutil.Process()]))
+        other.file.close()
+        assert Path(other.name) in found and Path(other.name) not in shared_by([psutil.Process()])

@@ -14,12 +14,11 @@ from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
-from octavo.engine.kvcache.shared import SharedTier
+from octavo.engine.kvcache.shared import Pull, SharedTier
 from octavo.engine.kvcache.table import BlockTable, Outside, SharedPrefix
 from octavo.messages.kv import CachePlan
+from octavo.messages.request import KVSource
 from octavo.messages.step import BlockSave, Place, Tier
-
-Pull = Callable[[list[BlockKey]], None]
 
 
 class KVCacheManager:
@@ -111,13 +110,14 @@ class KVCacheManager:
         )
         self.shared.fetch(key for key in self._keys(digests, num_tokens) if not self._has(key))
 
-    def publish(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
-        """Offer the full blocks of the first `num_tokens` tokens to other engines."""
-        if not self.shared.writes or table.epoch != self._epoch:
-            return
-        for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
-            keys = group.keys(chain.digests, first_live, num_tokens // group.block_size)
-            self.saves += self.shared.saves(zip(blocks[first_live:], keys, strict=False))
+    def publish(
+        self, table: BlockTable, chain: HashChain, num_tokens: int, target: KVSource | None = None
+    ) -> None:
+        """Offer the full blocks of the first `num_tokens` tokens to other engines; one may get them."""
+        if self.shared.writes and table.epoch == self._epoch:
+            for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
+                keys = group.keys(chain.digests, first_live, num_tokens // group.block_size)
+                self.saves += self.shared.saves(zip(blocks[first_live:], keys, strict=False), target)
 
     def count_cached(self, chain: HashChain, token_ids: Sequence[int], near: int) -> int:
         """About how much of the beginning of `token_ids` is in the cache, in the least that `match` may find.

@@ -14,7 +14,7 @@ from functools import partial
 
 from octavo.base import env
 from octavo.base.block_files import BlockFiles, BlockName
-from octavo.base.block_link import BlockClient, BlockServer, NoBlocks
+from octavo.base.block_link import BlockClient, BlockPusher, BlockServer, NoBlocks
 from octavo.base.errors import RequestError
 from octavo.base.link import Place, Unreachable
 from octavo.base.log import get_logger
@@ -34,6 +34,7 @@ _PATIENCE_S = 3.0
 
 logger = get_logger(__name__)
 
+Pull = Callable[[list[BlockKey]], None]
 Content = list[bytes]
 """One block's keys and values, by rank."""
 
@@ -60,9 +61,12 @@ class SharedTier:
         self._unloaded: dict[str, str] = {}
         """Why the blocks of a request have not come, where it may not be computed instead."""
         self._server = (
-            BlockServer(_place(store, store), self._files, store.fingerprint)
-            if (store and self._files and store.port and store.writes)
+            BlockServer(_place(store, store), self._files, store.fingerprint, takes=store.reads)
+            if (store and self._files and store.port)
             else None
+        )
+        self._pusher = (
+            BlockPusher(self._files, self._block_bytes, _PATIENCE_S, self._connect) if self._files else None
         )
 
     def has_files(self, key: BlockKey) -> bool:
@@ -85,7 +89,7 @@ class SharedTier:
             self._coming.add(key)
             self._came.append((key, parts))
 
-    def puller(self, request: EngineRequest) -> Callable[[list[BlockKey]], None] | None:
+    def puller(self, request: EngineRequest) -> Pull | None:
         """Return what gets contents for a request whose prompt another engine has computed."""
         source = request.sharing.source
         return None if source is None else partial(self._pull, request.request_id, source)
@@ -94,6 +98,7 @@ class SharedTier:
         """Get contents from the engine that has computed this prompt. On any thread, one at a time."""
         store = self._store
         assert store is not None
+        self.fetch(keys)  # those that were pushed
         missing = [key for key in keys if key not in self._coming]
         count = max(1, _BATCH_BYTES // (self._block_bytes * self._num_ranks))
         try:
@@ -121,12 +126,14 @@ class SharedTier:
     def source_of(self, request_id: str, num_blocks: int) -> KVSource | None:
         """Return where another engine finds the blocks of a request that was computed here."""
         store = self._store
-        if self._server is None or store is None:
+        if self._server is None or store is None or not store.writes:
             return None
         return KVSource(store.host, store.port, store.engine_id, request_id, num_blocks, self._num_ranks)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Serve no more, and give no more."""
+        if self._pusher is not None:
+            self._pusher.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -163,10 +170,16 @@ class SharedTier:
         leaving, self._leaving = self._leaving, {}
         return leaving
 
-    def saves(self, blocks: Iterable[tuple[int, BlockKey]]) -> list[BlockSave]:
-        """Those of (block, content) that are not in the files, as far as known; they count as saved."""
+    def saves(self, blocks: Iterable[tuple[int, BlockKey]], target: KVSource | None) -> list[BlockSave]:
+        """Those of (block, content) that are not in the files, as far as known; they count as saved.
+
+        target: an engine that gets them all
+        """
         saves = []
         for block, key in blocks:
+            if self._pusher is not None and target is not None and target.port:
+                for name in self._names(key):
+                    self._pusher.push(target.host, target.port, name)
             if self._saved.get(key) is None:
                 self._saved.put(key, True, 1)
                 saves.append(BlockSave(block, *key))
@@ -184,12 +197,14 @@ class SharedTier:
         self._saved.clear()
 
     def _client(self, source: KVSource) -> BlockClient:
-        assert self._store is not None
         found = self._clients.get((source.host, source.port))
         if found is None:
-            found = BlockClient(_place(source, self._store).resolved(), self._store.fingerprint)
-            self._clients[source.host, source.port] = found
+            found = self._clients[source.host, source.port] = self._connect(source.host, source.port)
         return found
+
+    def _connect(self, host: str, port: int) -> BlockClient:
+        assert self._store is not None
+        return BlockClient(_place(KVSource(host, port), self._store).resolved(), self._store.fingerprint)
 
     def _drop(self, number: int) -> None:
         key, _ = self._held.pop(number)

@@ -393,7 +393,7 @@ class Scheduler:
         if num_computed // self.kv.hash_block_size > table.num_committed:
             self.kv.commit(table, request.chain, request.token_ids, num_computed)
         if request.num_computed_before < request.num_prompt_tokens <= num_computed:
-            self.kv.publish(table, request.chain, request.num_prompt_tokens)
+            self.kv.publish(table, request.chain, request.num_prompt_tokens, request.sharing.target)
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
         else:

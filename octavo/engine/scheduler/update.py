@@ -81,7 +81,7 @@ def _advance(
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
             output.num_preemptions, output.drafts = request.num_preemptions, request.drafts
-            if request.sharing.is_passed_on:
+            if request.sharing.target is not None:
                 output.source = tracker.source_of(request)
             break
     if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:

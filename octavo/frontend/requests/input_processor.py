@@ -348,13 +348,13 @@ class InputProcessor:
             timeout_s=params.timeout_s,
         )
         given = options.kv_transfer_params or (params.extra_args or {}).get("kv_transfer_params") or {}
-        source, is_passed_on = read_transfer(given, has_connector=self._passes_on)
+        source, target = read_transfer(given, has_connector=self._passes_on)
         leads = Sharing(
             prompt.cache_salt,
             reads_cache=not params.skip_reading_prefix_cache,
             retention=self._retention(options),
             source=source,
-            is_passed_on=is_passed_on,
+            target=target,
         )
         follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0", retention=None, source=None)
         return [
