@@ -202,9 +202,9 @@ class Bench:
             if self.only and prefix + name not in self.only:
                 continue
             runs: tuple[list[dict[str, Any]], ...] = ([], [])
-            for repeat in range(-1, self.repeats):
+            for _ in range(1 + self.repeats):  # the first pays for what is used for the first time
                 for kept, given in zip(runs, (lambda i: plain, variant), strict=True):
-                    kept.append(self.time(llm, given, detokenize, count, is_warm_up=repeat < 0))
+                    kept.append(self.time(llm, given, detokenize, count))
             before, after = (sorted(run[1:], key=lambda one: one["tok_s"])[len(run[1:]) // 2] for run in runs)
             cost = statistics.median(
                 b["tok_s"] / a["tok_s"] - 1 for b, a in zip(runs[0][1:], runs[1][1:], strict=True)
@@ -212,12 +212,12 @@ class Bench:
             row = {"row": prefix + name, "requests": count, **after, "plain": before, "cost": round(cost, 4)}
             print(json.dumps(row | {"vllm": VLLM.get(prefix + name)}), flush=True)
 
-    def time(self, llm: LLM, given: Given, detokenize: bool, count: int, is_warm_up: bool) -> dict[str, Any]:
+    def time(self, llm: LLM, given: Given, detokenize: bool, count: int) -> dict[str, Any]:
         """Run once; the requests' numbers and lengths are nano-vllm's, the ids of prompts are new."""
         rng = random.Random(0)
         lengths = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(count)]
         prompts = random_prompts(random.Random(next(self._seeds)), [a for a, _ in lengths])
-        ends = [min(b, 16) if is_warm_up else b for _, b in lengths]
+        ends = [b for _, b in lengths]
         params = [params_of(given(i), end, detokenize) for i, end in enumerate(ends)]
         steps = StepTimes()
         with steps:

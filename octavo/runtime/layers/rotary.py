@@ -7,7 +7,9 @@ Hugging Face does, so that long contexts agree to the last bit.
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,10 @@ from octavo.base.errors import BadCheckpoint
 from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import AttentionKernels, Rotation
+from octavo.runtime.transfer import Array
 
+KNOWN_GRIDS = 64
+"""Sizes of images whose index arrays are kept."""
 logger = get_logger(__name__)
 
 
@@ -254,8 +259,11 @@ class AxialRotary(RotaryEmbedding):
         return batch.rotations[self._key]
 
 
-def places_of(rows: int, columns: int, merge: int = 1) -> Tensor:
-    """Return row and column of an image's patches, [2, rows * columns]: squares of merge * merge in turn."""
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    squares = torch.stack([row, column]).view(2, rows // merge, merge, columns // merge, merge)
-    return squares.transpose(2, 3).flatten(1)
+@lru_cache(KNOWN_GRIDS)
+def places_of(rows: int, columns: int, merge: int = 1) -> Array:
+    """Return row and column of an image's patches, [2, rows * columns]: squares of merge * merge in turn.
+
+    Callers only read it: it is kept for the next image of this size.
+    """
+    squares = np.indices((rows, columns)).reshape(2, rows // merge, merge, columns // merge, merge)
+    return squares.swapaxes(2, 3).reshape(2, -1)

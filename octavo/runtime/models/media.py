@@ -24,6 +24,8 @@ from octavo.runtime.transfer import Array
 
 Features = Mapping[str, Tensor]
 """What the front-end's processor made of one item, by name."""
+SIZES = frozenset({"grid_thw", "grid", "image_sizes", "num_frames", "is_beside_images", "seconds"})
+"""Features that encoders read as numbers stay on the host: reading them from a GPU would wait for it."""
 
 _TEXT = "model.language_model.|language_model.|model.text_model.|"
 """What stands before the names of the text model, in checkpoints of transformers 5 and 4."""

@@ -4,16 +4,16 @@ A rope of two axes tells where a patch is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor, nn
 
+from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.rotary import AxialRotary
 from octavo.runtime.models.arch import Arch, Config, factor_of, read_heads
 from octavo.runtime.models.decoder import DecoderLayer
-from octavo.runtime.models.vision import full_batch, run_blocks
+from octavo.runtime.models.vision import run_blocks
 
 
 class PackedTower(nn.Module):
@@ -42,16 +42,15 @@ class PackedTower(nn.Module):
         self,
         x: Tensor,
         places: Tensor,
-        lengths: Sequence[int],
-        windows: Sequence[int] = (),
+        batches: Sequence[ForwardBatch],
         is_whole: Callable[[int], bool] = lambda index: True,
     ) -> list[Tensor]:
         """Return the hidden states before the first layer and behind each, [P, size].
 
         places:  [2, P], row and column of each patch
-        lengths: of the sequences; windows: of those in layers that are not whole
+        batches: the sequences; a second: those in layers that are not whole (full_batches)
         """
-        whole = full_batch(lengths, x.device)
+        whole, parts = batches[0], batches[-1]
         self._rotary.enter(whole, places)
-        parts = replace(full_batch(windows, x.device), rotations=whole.rotations) if windows else whole
+        parts.rotations = whole.rotations
         return run_blocks(self.blocks, x, (whole if is_whole(i) else parts for i in range(len(self.blocks))))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,7 +16,7 @@ from octavo.runtime.layers.rotary import places_of
 from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower
-from octavo.runtime.models.vision import Projector, cut_patches, flat, tower_body
+from octavo.runtime.models.vision import Projector, cut_patches, flat, full_batches, tower_body
 from octavo.runtime.models.weights import qkv, to
 
 _VISION: Config = {
@@ -44,9 +45,10 @@ class PixtralTower(PackedTower):
     def encode(self, images: Sequence[Tensor]) -> Tensor:
         """Return the hidden states of all patches, [P, size]. images: [1, 3, H, W] each"""
         cut = [cut_patches(image, self.patch_size)[0] for image in images]
-        places = torch.cat([places_of(*self.grid(image)) for image in images], dim=1)
+        found = np.concatenate([places_of(*self.grid(image)) for image in images], axis=1)
+        batches, [places] = full_batches([[len(patches) for patches in cut]], images[0].device, found)
         x = self.norm_in(self.embed(torch.cat(cut)))
-        hidden: Tensor = self(x, places, [len(patches) for patches in cut])[-1]
+        hidden: Tensor = self(x, places, batches)[-1]
         return hidden
 
     def grid(self, image: Tensor) -> tuple[int, int]:

@@ -5,6 +5,7 @@ inner layers see to the first layers of the text model (deepstack).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +17,12 @@ from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.norm import NormArch, make_norm
-from octavo.runtime.layers.rotary import places_of
+from octavo.runtime.layers.rotary import KNOWN_GRIDS, places_of
 from octavo.runtime.models.arch import Config, LayerArch, size_of
 from octavo.runtime.models.experts import stacked_by_inputs
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower
-from octavo.runtime.models.vision import Projector, flat, tower_body
+from octavo.runtime.models.vision import Projector, flat, full_batches, tower_body
 from octavo.runtime.models.weights import Target, qkv, to
 from octavo.runtime.transfer import Array
 
@@ -116,17 +117,17 @@ class Qwen2VLEncoder(MediaEncoder):
 
     def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the embeddings of all items, [squares, hidden_size]."""
-        frames = [h * w for t, h, w in grids for _ in range(t)]
-        return self.joined(self.tower(self.tower.embed(patches), self.places(grids), frames)[-1])
+        batches, [places] = full_batches([frames_of(grids)], patches.device, self.places(grids))
+        return self.joined(self.tower(self.tower.embed(patches), places, batches)[-1])
 
     def joined(self, states: Tensor) -> Tensor:
         """Map [P, size of the tower] to [squares, hidden_size]."""
         out: Tensor = self.projector(self.norm(states).view(-1, self.tower.size * self._merge**2))
         return out
 
-    def places(self, grids: Sequence[Grid]) -> Tensor:
+    def places(self, grids: Sequence[Grid]) -> Array:
         """Return row and column of each patch, [2, P]."""
-        return torch.cat([places_of(h, w, self._merge).repeat(1, t) for t, h, w in grids], dim=1)
+        return np.concatenate([places_of(h, w, self._merge) for t, h, w in grids for _ in range(t)], axis=1)
 
     def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
         """See MediaEncoder: a square has its time, its row and its column."""
@@ -174,13 +175,11 @@ class Qwen25VLEncoder(Qwen2VLEncoder):
         vision, unit = self.vision, self._merge**2
         side = size_of(vision, "window_size") // self._merge // size_of(vision, "patch_size")
         order, windows = by_windows([(t, h // self._merge, w // self._merge) for t, h, w in grids], side)
-
-        numbers = (order[:, None] * unit + torch.arange(unit)).flatten()
-        whole = vision["fullatt_block_indexes"].__contains__
-        frames = [h * w for t, h, w in grids for _ in range(t)]
-        x, places = self.tower.embed(patches[numbers.to(patches.device)]), self.places(grids)[:, numbers]
-        states = self.tower(x, places, frames, [unit * count for count in windows], whole)
-        return self.joined(states[-1])[order.argsort().to(x.device)]
+        rows = (order[:, None] * unit + np.arange(unit)).ravel()
+        beside, lengths = (self.places(grids)[:, rows], rows, order.argsort()), (unit * windows).tolist()
+        batches, [places, numbers, back] = full_batches([frames_of(grids), lengths], patches.device, *beside)
+        x, whole = self.tower.embed(patches[numbers]), vision["fullatt_block_indexes"].__contains__
+        return self.joined(self.tower(x, places, batches, whole)[-1])[back]
 
     def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
         if "seconds" in features:
@@ -235,31 +234,16 @@ class Qwen3VLEncoder(Qwen2VLEncoder):
 
     def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the embeddings, and beside them what the first layers of the text add."""
-        places = self.places(grids)
+        found = [corners_of(h, w, self._merge, self._side) for t, h, w in grids for _ in range(t)]
+        corners, weights = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        beside = self.places(grids), corners, weights.view(np.int64)
+        batches, [places, numbers, shares] = full_batches([frames_of(grids)], patches.device, *beside)
         x = self.tower.embed(patches)
-        x = x + self._learned(places, grids, x)
-        states = self.tower(x, places, [h * w for t, h, w in grids for _ in range(t)])
+        weighted = self.positions(numbers.flatten()) * shares.view(torch.float64).to(x).view(-1, 1)
+        states = self.tower(x + weighted.unflatten(0, (4, -1)).sum(dim=0), places, batches)
         joined = [states[index + 1].view(-1, self.tower.size * self._merge**2) for index in self._deep]
         layers = zip(joined, self.deep_norms, self.deep_projectors, strict=True)
         return torch.cat([self.joined(states[-1]), *(up(norm(part)) for part, norm, up in layers)], dim=-1)
-
-    def _learned(self, places: Tensor, grids: Sequence[Grid], x: Tensor) -> Tensor:
-        """Return positions between those of a square of learned ones, whose corners are an image's."""
-        counts = torch.tensor([t * h * w for t, h, w in grids])
-        sizes = torch.tensor([[h, w] for _, h, w in grids]).t().repeat_interleave(counts, dim=1)
-        exact = places.float() * (self._side - 1) / (sizes - 1).clamp(min=1)
-        first = exact.floor().long()
-        (row, column), (low, left) = exact - first, first
-        high, right = (first + 1).clamp(max=self._side - 1)
-        total = torch.zeros_like(x)
-        for y, x_, weight in (
-            (low, left, (1 - row) * (1 - column)),
-            (low, right, (1 - row) * column),
-            (high, left, row * (1 - column)),
-            (high, right, row * column),
-        ):
-            total = total + self.positions((y * self._side + x_).to(x.device)) * weight.to(x)[:, None]
-        return total
 
     def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
         times = int(features["grid_thw"][0])
@@ -273,14 +257,37 @@ class Qwen3VLMoEEncoder(Qwen3VLEncoder):
     WEIGHTS: ClassVar = Qwen3VLEncoder.WEIGHTS | stacked_by_inputs()
 
 
-def by_windows(grids: Sequence[Grid], side: int) -> tuple[Tensor, list[int]]:
+def frames_of(grids: Sequence[Grid]) -> list[int]:
+    """Return the patches of each pair of frames, which see each other."""
+    return [h * w for t, h, w in grids for _ in range(t)]
+
+
+def by_windows(grids: Sequence[Grid], side: int) -> tuple[Array, Array]:
     """Return the numbers of squares in the order of windows of side x side, and how many each window has."""
-    order, counts, start = [], [], 0
-    for times, rows, columns in grids:
-        numbers = torch.arange(start, start + times * rows * columns).view(times, rows, columns)
-        start += numbers.numel()
-        for frame in numbers:
-            windows = [part for band in frame.split(side) for part in band.split(side, dim=1)]
-            order += [window.flatten() for window in windows]
-            counts += [window.numel() for window in windows]
-    return torch.cat(order), counts
+    frames = [_windows_of(h, w, side) for t, h, w in grids for _ in range(t)]
+    starts = np.cumsum([0, *frames_of(grids)[:-1]])
+    order = np.concatenate([start + own for start, (own, _) in zip(starts, frames, strict=True)])
+    return order, np.concatenate([counts for _, counts in frames])
+
+
+@lru_cache(KNOWN_GRIDS)
+def _windows_of(rows: int, columns: int, side: int) -> tuple[Array, Array]:
+    """Return by_windows of one frame; callers only read it."""
+    row, column = np.indices((rows, columns)) // side
+    window = (row * (-(-columns // side)) + column).ravel()
+    return window.argsort(kind="stable"), np.bincount(window)
+
+
+@lru_cache(KNOWN_GRIDS)
+def corners_of(rows: int, columns: int, merge: int, side: int) -> tuple[Array, Array]:
+    """Return which of side x side learned positions are around each patch, [4, P], and their shares, float64.
+
+    Corners of the square of positions are an image's. Callers only read it.
+    """
+    sizes = np.maximum([[rows - 1], [columns - 1]], 1).astype(np.float32)
+    exact = places_of(rows, columns, merge).astype(np.float32) * (side - 1) / sizes
+    first = exact.astype(np.int64)
+    (low, left), (high, right) = first, np.minimum(first + 1, side - 1)
+    row, column = exact.astype(np.float64) - first
+    numbers = [y * side + x for y in (low, high) for x in (left, right)]
+    return np.stack(numbers), np.stack([y * x for y in (1 - row, row) for x in (1 - column, column)])

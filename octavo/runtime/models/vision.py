@@ -29,7 +29,7 @@ from octavo.runtime.models.arch import (
 )
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.weights import Target, qkv, to
-from octavo.runtime.transfer import send
+from octavo.runtime.transfer import Array, send
 
 CLIP: Config = {
     "hidden_size": 768,
@@ -160,20 +160,35 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, batches: Iterable[ForwardBatch]
 
 def full_batch(lengths: Sequence[int], device: torch.device) -> ForwardBatch:
     """Return a batch of sequences, one after the other, for layers that keep nothing between steps."""
-    bounds = np.cumsum([0, *lengths])
-    counted = np.arange(bounds[-1]) - bounds[:-1].repeat(lengths)
-    positions, ends, each = send([counted, bounds, np.asarray(lengths)], device)
-    return ForwardBatch(
-        input_ids=positions,
-        positions=positions,
-        cu_q_lens=ends.int(),
-        kv_lens=each.int(),
-        kv_caches=[],
-        groups=[],
-        group_of_layer=[],
-        from_start=True,
-        longest_q=max(lengths),
-    )
+    return full_batches([lengths], device)[0][0]
+
+
+def full_batches(
+    many: Sequence[Sequence[int]], device: torch.device, *beside: Array
+) -> tuple[list[ForwardBatch], list[Tensor]]:
+    """Return a full_batch of each list of lengths, and the arrays `beside` them, in one copy."""
+    arrays = list(beside)
+    for lengths in many:
+        bounds = np.cumsum([0, *lengths])
+        counted = np.arange(bounds[-1]) - bounds[:-1].repeat(lengths)
+        arrays += [counted, bounds, np.asarray(lengths)]
+    sent = send(arrays, device)
+    rest = iter(sent[len(beside) :])
+    batches = [
+        ForwardBatch(
+            input_ids=positions,
+            positions=positions,
+            cu_q_lens=ends.int(),
+            kv_lens=each.int(),
+            kv_caches=[],
+            groups=[],
+            group_of_layer=[],
+            from_start=True,
+            longest_q=max(lengths),
+        )
+        for lengths, positions, ends, each in zip(many, rest, rest, rest, strict=True)
+    ]
+    return batches, sent[: len(beside)]
 
 
 def cut_patches(pixels: Tensor, size: int) -> Tensor:

@@ -1,5 +1,6 @@
 """`MediaPart` encodes the images and the like of a step, and puts them in the place of their placeholders."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
 from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.kernels.attention import Ragged
-from octavo.runtime.models.media import MediaEncoder
+from octavo.runtime.models.media import SIZES, MediaEncoder
 from octavo.runtime.transfer import Array, send, to_device
 from octavo.runtime.worker.prepare import Work, token_positions
 from octavo.runtime.worker.request_state import RequestState
@@ -73,8 +74,8 @@ class MediaPart(StepPart):
         if encoder().has_patch_positions:
             state.position_offsets = np.zeros(state.spare_row + 1, np.int64)
         self.cache: LRU[bytes, Tensor] = LRU(max_bytes)
-        self.batches: list[int] = []
-        """Numbers of items encoded together, since `take_batches`."""
+        self.batches: deque[int] = deque(maxlen=1000)
+        """Numbers of items encoded together, of the last runs."""
 
     def read(self, request: NewRequest) -> list[_Placed] | None:
         media = request.spec.media
@@ -179,7 +180,7 @@ class MediaPart(StepPart):
         outputs = {key: found for key in items if (found := self.cache.get(key)) is not None}
         missing = [item for key, item in items.items() if key not in outputs]
         features = [
-            {name: _send_features(given, self._device) for name, given in item.features.items()}
+            {name: _send_features(name, given, self._device) for name, given in item.features.items()}
             for item in missing
         ]
         features = [_normalised(inputs, self._encoder()) for inputs in features]
@@ -222,9 +223,9 @@ def _normalised(inputs: dict[str, Tensor], encoder: MediaEncoder) -> dict[str, T
     return inputs | {"pixel_values": levels.to(encoder.compute_dtype).flatten()[places]}
 
 
-def _send_features(features: Features, device: torch.device) -> Tensor:
+def _send_features(name: str, features: Features, device: torch.device) -> Tensor:
     """Return the array on the device; of a GPU, by one copy to memory that it reads."""
-    if device.type == "cpu":
+    if device.type == "cpu" or name in SIZES:
         return torch.from_numpy(read_features(features))
     pinned = torch.empty(features.shape, dtype=getattr(torch, features.dtype), pin_memory=True)
     pinned.numpy()[...] = np.frombuffer(features.data, features.dtype).reshape(features.shape)
