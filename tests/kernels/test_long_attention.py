@@ -26,6 +26,7 @@ pytestmark = pytest.mark.matrix(3)
 
 LENS = [(1, 1), (40, 40), (1, 1500), (3, 1030), (70, 600)]  # parts end at 512, 1024
 ALIKE = [(1, 560 + 5 * r) for r in range(14)] + [(3, 700), (1, 710), (1, 0), (1, 720), (1, 730)]
+WHOLE = [(16, 16), (7, 7), (70, 70), (33, 33), (600, 600), (1, 1), (3, 50)]
 COMMON = {0: [(range(1, 9), 33), (range(9, 12), 20), (range(12, 13), 2)], 13: [(range(14, 19), 35)]}
 """Per request, who begins with how many of its blocks."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02, "soft": 0.02}
@@ -88,6 +89,40 @@ def test_against_the_twin(
     error = (one(*paged.args(), scores) - expected).abs().max()
     assert error < TOLERANCE[kind]
     assert kind != "soft" or error > 1e-4  # it did round
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (600, 0.0), (20, 30.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 3, 32), (4, 2, 64)])
+def test_both_sides(
+    attend: tuple[str, list[Attend]],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int,
+    cap: float,
+    dtype: torch.dtype,
+) -> None:
+    """Encoders: as the reference, and the bits of each request alone. Floats keep 16 bits."""
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "block_size": 64}
+    paged = make_paged(WHOLE, dtype=dtype, **sizes)
+    scores = Scores(size**-0.5, window, cap, is_causal=False)
+    kind, (one, *many) = attend
+    whole = one(*paged.args(), scores)
+    error = (whole - ref_table().attention.paged_attention(*paged.args(), scores)).abs().max()
+    assert error < (5e-5 if dtype == torch.float32 and kind != "float32" else TOLERANCE[kind])
+    assert kind != "soft" or error > (1e-6 if dtype == torch.float32 else 1e-4)  # it did round
+    for run in many:
+        assert torch.equal(run(*paged.args(), scores), whole)
+    for r, (first, last) in enumerate(paged.cu_q_lens.unfold(0, 2, 1).tolist()):
+        assert torch.equal(one(*paged.alone(r), scores), whole[first:last]), r
+
+
+def test_the_future_counts_on_both_sides(attend: tuple[str, list[Attend]]) -> None:
+    """Where the twin of `test_both_sides` is causal, that test fails."""
+    paged = make_paged(WHOLE, heads=3, kv_heads=3, head_dim=32, block_size=64)
+    seen, causal = (attend[1][0](*paged.args(), Scores(0.2, is_causal=causal)) for causal in (False, True))
+    assert (seen - causal).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])

@@ -82,7 +82,8 @@ class Scores(NamedTuple):
 
     sliding_window: positions a query sees, itself included; 0 = all
     soft_cap:       scores become soft_cap * tanh(score / soft_cap); 0 = off
-    input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
+    input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too; over
+                     one of float32 that is seen to both sides, all to 16 bits
     is_causal:       a query sees no later position; otherwise the window counts to both sides
     keys_only:       of a latent cache: so many first components nobody reads of the result, which may be
                      anything there

@@ -8,6 +8,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.positions import within_chunks
 
@@ -33,7 +34,8 @@ class Attention(nn.Module):
         self.kv_spec = spec
         self._kv_scales: tuple[float, float] | None = None
         self._backend, self._kernels = build.attention, build.kernels.attention
-        precision = build.attention.input_precision
+        is_exact = spec.dtype == "float32" and not (is_causal or build.splits_floats)
+        precision: InputPrecision = "float32" if is_exact else build.attention.input_precision
         self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only, sinks)
         self._chunk = 0
 

@@ -31,6 +31,10 @@ class BuildContext:
     attention: AttentionBackend
     parallel: ParallelContext
     scheme: Scheme
+    step_dtype: torch.dtype | None = None
+    """Of keys and values that last for a step; None = compute_dtype."""
+    splits_floats: bool = False
+    """Attention to both sides needs 16 of the 24 bits of float32, where that is faster."""
     path: str = ""
 
     def at(self, name: str) -> "BuildContext":

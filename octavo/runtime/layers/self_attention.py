@@ -103,7 +103,7 @@ class SelfAttention(nn.Module):
                 self._fused_norms = HeadNorms(*weights, norm.eps, arch.norms_rotated)
         if arch.is_causal:
             check_context(kv_heads, build.parallel.tp_size, build.parallel.dcp.size)
-        kv_dtype = build.kv_dtype if arch.is_causal else build.compute_dtype
+        kv_dtype = build.kv_dtype if arch.is_causal else build.step_dtype or build.compute_dtype
         spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
         self.sinks = _Sinks(build.at("sinks"), heads) if arch.sinks else None
         self.attention = Attention(

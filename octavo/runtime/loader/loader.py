@@ -310,6 +310,7 @@ def make_context(
         slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device, group)
         sites = Sites(slots, platform.kernels, dtype, config.lora.max_lora_rank)
         scheme = AdaptedScheme(scheme, sites)
+    rounds = attend.input_precision == "bfloat16"
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
@@ -318,6 +319,8 @@ def make_context(
         attention=attend,
         parallel=parallel,
         scheme=scheme,
+        step_dtype=weight_dtype if rounds and weight_dtype == torch.bfloat16 else None,
+        splits_floats=storage.splits_floats or weight_dtype != torch.float32,
     )
 
 

@@ -202,12 +202,16 @@ class Batch {
     std::vector<std::unique_ptr<Shared>> shared_;
 };
 
-// Whether tiles can take what this cache holds.
-bool fits_tiles(const Cache& cache) {
-#if !defined(OCTAVO_VECTOR_TILES)
+// Whether tiles can take what this cache holds. Floats lose a third of their bits, which only those of
+// encoders may, and cost three products, which vectors are no faster by.
+bool fits_tiles(const Attention& job) {
+    const Cache& cache = job.cache;
+#if defined(OCTAVO_VECTOR_TILES)
+    if (cache.type == CACHE_F32) return false;
+#else
     if (!tiles_usable()) return false;
 #endif
-    return bfloat16_tiles.see && (cache.type == CACHE_BF16 || cache.type == CACHE_I8) &&
+    return bfloat16_tiles.see && cache.type != CACHE_F16 && !(cache.type == CACHE_F32 && job.causal) &&
            cache.head_dim % 32 == 0 && cache.block_size % 16 == 0;
 }
 
@@ -217,7 +221,7 @@ bool fits_tiles(const Cache& cache) {
 using namespace octavo;
 
 // bfloat16: queries and weights may be rounded, for products of tiles where there are any. causal: 0 = queries
-// see later positions, too, and a window counts to both sides; such tiles are not there.
+// see later positions, too, and a window counts to both sides.
 extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_heads, const void* data,
                                  int type, int64_t halves, int64_t block_size, int64_t num_kv_heads,
                                  int64_t head_dim, const int32_t* tables, int64_t table_stride, const int32_t* cu_q_lens,
@@ -227,7 +231,7 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Cache cache{(const uint8_t*)data, CacheType(type), halves, block_size, num_kv_heads, head_dim};
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out,    bool(causal), sinks};
-    bool tiles = bfloat16 && causal && fits_tiles(cache);
+    bool tiles = bfloat16 && fits_tiles(job);
     Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }

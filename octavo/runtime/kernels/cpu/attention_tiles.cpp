@@ -1,5 +1,7 @@
 // Attention by products of tiles: keys, values, queries and weights in bf16, sums and softmax in float32. For
 // caches of bf16 or int8, one row or many: a lane of a vector is a row, so a row never meets its neighbours.
+// Over a cache of floats each number is two in bf16, itself and what rounding left of it, and a product of two
+// is three: as exact as 16 bits are. `TERMS`: how many numbers one is.
 //
 // Tiles come from the second cache. So that fewer do, 64 rows pass a tile of keys together, and the weights of some
 // tiles wait until all are multiplied by their values: sums come and go once, not once for each tile.
@@ -24,50 +26,68 @@ constexpr float SLACK = 8;  // by how much a score may lie above those that its 
 // How many tiles of keys `rows` see in one go. A few read them once in any case, as they come.
 int64_t tiles_at_once(int64_t rows) { return rows > ROWS ? MOST_TILES : 1; }
 
-// Work space, in tiles but for the last three.
+int64_t terms_of(const Attention& job) { return job.cache.type == CACHE_F32 ? 2 : 1; }
+
+// Work space, in tiles but for the last four. Second terms lie behind the first ones of the same rows or keys.
 struct Space {
     float *queries;  // per 16 rows: head_dim / 32 tiles of 16 pairs of components x 16 rows
     float *values;   // per 32 keys: head_dim / 16 tiles of 16 pairs of keys x 16 components
     float *scores;   // per 16 rows: 64 keys x 16 rows
     float *weights;  // per 16 rows: for each 32 keys 16 rows x 16 pairs of keys
-    uint8_t* zeros;   // a key, or a value
-    int32_t* places;  // of rows; behind the last row, of that
-    float* widened;   // of int8: for each tile keys and then values in bf16
+    uint8_t* zeros;          // a key, or a value
+    int32_t *begins, *ends;  // of what rows see; behind the last row, of that
+    float* widened;          // of what is not bf16: for each tile keys and then values in bf16
 
     static constexpr int64_t SCORES = TILE / 16 * TILE_FLOATS, WEIGHTS = MOST_TILES * TILE / 32 * TILE_FLOATS;
 
     static int64_t floats(const Attention& job, int64_t rows) {
-        int64_t size = job.cache.head_dim, tiles = tiles_at_once(rows);
-        int64_t widened = job.cache.type == CACHE_I8 ? tiles * TILE * size : 0;
-        return round_up(rows, ROWS) * (size / 2 + 1) + tiles * TILE * size / 2 +
-               MOST_BLOCKS * (SCORES + WEIGHTS) + size + widened;
+        int64_t size = job.cache.head_dim, tiles = tiles_at_once(rows), terms = terms_of(job);
+        int64_t widened = job.cache.type == CACHE_BF16 ? 0 : terms * tiles * TILE * size;
+        return round_up(rows, ROWS) * (terms * size / 2 + 2) + terms * tiles * TILE * size / 2 +
+               MOST_BLOCKS * (SCORES + terms * WEIGHTS) + size + widened;
     }
-    Space(float* space, int64_t rows, int64_t size)
-        : queries(space),
-          values(queries + round_up(rows, ROWS) * size / 2),
-          scores(values + tiles_at_once(rows) * TILE * size / 2),
-          weights(scores + MOST_BLOCKS * SCORES),
-          zeros((uint8_t*)(weights + MOST_BLOCKS * WEIGHTS)),
-          places((int32_t*)(weights + MOST_BLOCKS * WEIGHTS + size)),
-          widened((float*)places + round_up(rows, ROWS)) {}
+    Space(float* space, const Attention& job, int64_t rows) : queries(space) {
+        const int64_t all = round_up(rows, ROWS), size = job.cache.head_dim, terms = terms_of(job);
+        values = queries + terms * all * size / 2;
+        scores = values + terms * tiles_at_once(rows) * TILE * size / 2;
+        weights = scores + MOST_BLOCKS * SCORES;
+        zeros = (uint8_t*)(weights + terms * MOST_BLOCKS * WEIGHTS);
+        begins = (int32_t*)zeros + size;
+        ends = begins + all;
+        widened = (float*)ends + all;
+    }
 };
 
 // Places of even and odd floats of 32; of those in order that `pack_values` puts in two tiles.
 constexpr words EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, ODD = EVEN + 1;
 constexpr words FRONT = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23}, BACK = FRONT + 8;
 
+// Two floats in each word to the same in bf16; what is left of them goes `gap` floats behind.
+template <int TERMS>
+inline void put_pairs(floats even, floats odd, float* to, int64_t gap) {
+    words both = pairs(even, odd);
+    std::memcpy(to, &both, 64);
+    if constexpr (TERMS == 1) return;
+    both = pairs(even - (floats)(both << 16), odd - (floats)(both & 0xFFFF0000));
+    std::memcpy(to + gap, &both, 64);
+}
+
+// 32 floats side by side, in order.
+template <int TERMS>
+inline void put_floats(const float* from, float* to, int64_t gap) {
+    floats low = at<floats>(from), high = at<floats>(from + 16);
+    put_pairs<TERMS>(__builtin_shuffle(low, high, EVEN), __builtin_shuffle(low, high, ODD), to, gap);
+}
+
+template <int TERMS>
 void pack_queries(const Attention& job, const Piece& piece, float* to) {
-    int64_t rows = piece.rows(job), size = job.cache.head_dim;
-    for (int64_t first = 0; first < rows; first += ROWS)
+    int64_t rows = piece.rows(job), size = job.cache.head_dim, gap = ROWS * size / 2;
+    for (int64_t first = 0; first < rows; first += ROWS, to += (TERMS - 1) * gap)
         for (int64_t d = 0; d < size; d += 32, to += TILE_FLOATS) {
-            std::fill(to, to + TILE_FLOATS, 0.0f);
-            for (int64_t i = 0; i < std::min<int64_t>(ROWS, rows - first); i++) {
-                const float* q = piece.query(job, first + i) + d;
-                floats low = at<floats>(q), high = at<floats>(q + 16);
-                words row = pairs(__builtin_shuffle(low, high, EVEN), __builtin_shuffle(low, high, ODD));
-                std::memcpy(to + 16 * i, &row, 64);
-            }
-            turn(to);
+            for (int term = 0; term < TERMS; term++) std::fill_n(to + term * gap, TILE_FLOATS, 0.0f);
+            for (int64_t i = 0; i < std::min<int64_t>(ROWS, rows - first); i++)
+                put_floats<TERMS>(piece.query(job, first + i) + d, to + 16 * i, gap);
+            for (int term = 0; term < TERMS; term++) turn(to + term * gap);
         }
 }
 
@@ -118,6 +138,22 @@ struct Cached {
             key_stride[first / 16] = 2 * size;
         }
     }
+    // Floats as two numbers each.
+    void split_all(const Cache& cache, float* to) {
+        const int64_t size = cache.head_dim, row = size / 2;
+        for (int i = 0; i < TILE; i++, to += row) {
+            const uint8_t* key = keys[i / 16] + i % 16 * key_stride[i / 16];
+            for (int64_t d = 0; d < size; d += 32) {
+                put_floats<2>((const float*)key + d, to + d / 2, 2 * TILE * row);
+                put_floats<2>((const float*)values[i] + d, to + TILE * row + d / 2, 2 * TILE * row);
+            }
+            values[i] = (uint8_t*)(to + TILE * row);
+        }
+        for (int first = 0; first < TILE; first += 16) {
+            keys[first / 16] = (uint8_t*)(to - (TILE - first) * row);
+            key_stride[first / 16] = 4 * row;
+        }
+    }
     void prefetch(int64_t bytes) const {
         for (int i = 0; i < TILE; i++)
             for (int64_t b = 0; b < bytes; b += 64) {
@@ -127,37 +163,53 @@ struct Cached {
     }
 };
 
+// Bytes from what `split_all` made of a key or a value to its second term.
+constexpr int64_t term_gap(int64_t size) { return 4 * TILE * size; }
+
 // Two neighbours' components side by side; of 32, the first tile gets 0-3, 8-11, …, the second 4-7, 12-15, …
-void pack_values(const Cached& cached, int64_t size, float* to) {
+void pack_values(const Cached& cached, int64_t size, int64_t terms, float* to) {
     halves low, high;
     for (int i = 0; i < 32; i++) {
         low[i] = uint16_t(i / 8 * 8 + i % 8 / 2 + i % 2 * 32);
         high[i] = uint16_t(low[i] + 4);
     }
-    for (int key = 0; key < TILE; key += 2)
+    for (int64_t pair = 0; pair < terms * (TILE / 2); pair++) {
+        const int64_t term = pair / (TILE / 2), key = pair % (TILE / 2) * 2;
+        float* of_keys = to + (key / 32 * terms + term) * (16 * size) + key % 32 / 2 * 16;
         for (int64_t d = 0; d < size; d += 32) {
-            halves a = at<halves>(cached.values[key] + 2 * d), b = at<halves>(cached.values[key + 1] + 2 * d);
-            float* place = to + key / 32 * (16 * size) + d / 16 * TILE_FLOATS + key % 32 / 2 * 16;
+            const int64_t from = term * term_gap(size) + 2 * d;
+            halves a = at<halves>(cached.values[key] + from), b = at<halves>(cached.values[key + 1] + from);
+            float* place = of_keys + d / 16 * TILE_FLOATS;
             halves first = __builtin_shuffle(a, b, low), second = __builtin_shuffle(a, b, high);
             std::memcpy(place, &first, 64);
             std::memcpy(place + TILE_FLOATS, &second, 64);
         }
+    }
 }
 
-// Of COUNT blocks of rows scores, not yet scaled: [64 keys, 16 rows] each. Tiles 0 … 3: sums; 4, 5: keys.
-template <int COUNT>
-void score(const Cached& cached, const float* queries, int64_t size, float* scores) {
+// Of COUNT blocks of rows scores, not yet scaled: [keys, 16 rows] each. Tiles 0 … 3: sums; 4, 5: keys.
+template <int COUNT, int TERMS>
+void score(const Cached& cached, const float* queries, int64_t size, int keys, float* scores) {
     constexpr int KEYS = 4 / COUNT;
-    for (int first = 0; first < TILE / 16; first += KEYS) {
+    const int64_t block = TERMS * ROWS * size / 2;
+    for (int first = 0; first < keys / 16; first += KEYS) {
         unrolled<4>([](auto sum) { tile_zero<sum.value>(); });
         for (int64_t d = 0; d < size; d += 32)
             unrolled<KEYS>([&](auto k) {
-                const int place = first + k.value;
-                tile_load<4 + k.value % 2>(cached.keys[place] + 2 * d, cached.key_stride[place]);
+                constexpr int KEY = TERMS == 1 ? 4 + k.value % 2 : 4;
+                const float* of_d = queries + d / 32 * TILE_FLOATS;
+                const uint8_t* key = cached.keys[first + k.value] + 2 * d;
+                const int64_t stride = cached.key_stride[first + k.value];
+                tile_load<KEY>(key, stride);
+                if constexpr (TERMS == 2) tile_load<5>(key + term_gap(size), stride);
                 unrolled<COUNT>([&](auto c) {
-                    if constexpr (k.value == 0)
-                        tile_load<6 + c.value % 2>(queries + c.value * ROWS * size / 2 + d / 32 * TILE_FLOATS, 64);
-                    tile_product<c.value * KEYS + k.value, 4 + k.value % 2, 6 + c.value % 2>();
+                    constexpr int SUM = c.value * KEYS + k.value, QUERY = TERMS == 1 ? 6 + c.value % 2 : 6;
+                    if constexpr (k.value == 0 || TERMS == 2) tile_load<QUERY>(of_d + c.value * block, 64);
+                    tile_product<SUM, KEY, QUERY>();
+                    if constexpr (TERMS == 1) return;
+                    tile_load<7>(of_d + c.value * block + block / 2, 64);
+                    tile_product<SUM, 5, 6>();
+                    tile_product<SUM, 4, 7>();
                 });
             });
         unrolled<COUNT>([&](auto c) {
@@ -171,7 +223,7 @@ void score(const Cached& cached, const float* queries, int64_t size, float* scor
 
 // Of COUNT blocks of rows COLUMNS tiles of out += weights * values, over `steps` times 32 keys; `values`: of the
 // first column.
-template <int COUNT, int COLUMNS>
+template <int COUNT, int COLUMNS, int TERMS>
 void add(const float* weights, int64_t steps, const float* values, int64_t size, float* out) {
     auto each_sum = [&](auto body) {
         unrolled<COUNT>([&](auto c) { unrolled<COLUMNS>([&](auto n) { body(c, n); }); });
@@ -181,11 +233,19 @@ void add(const float* weights, int64_t steps, const float* values, int64_t size,
     });
     for (int64_t i = 0; i < steps; i++)
         unrolled<COLUMNS>([&](auto n) {
-            tile_stream<4 + n.value % 2>(values + i * 16 * size + n.value * TILE_FLOATS, 64);
+            const float* of_n = values + i * TERMS * 16 * size + n.value * TILE_FLOATS;
+            constexpr int VALUE = TERMS == 1 ? 4 + n.value % 2 : 4;
+            tile_stream<VALUE>(of_n, 64);
+            if constexpr (TERMS == 2) tile_stream<5>(of_n + 16 * size, 64);
             unrolled<COUNT>([&](auto c) {
-                if constexpr (n.value == 0)
-                    tile_load<6 + c.value % 2>(weights + c.value * Space::WEIGHTS + i * TILE_FLOATS, 64);
-                tile_product<c.value * COLUMNS + n.value, 6 + c.value % 2, 4 + n.value % 2>();
+                constexpr int SUM = c.value * COLUMNS + n.value, WEIGHT = TERMS == 1 ? 6 + c.value % 2 : 6;
+                const float* of_c = weights + c.value * TERMS * Space::WEIGHTS + i * TILE_FLOATS;
+                if constexpr (n.value == 0 || TERMS == 2) tile_load<WEIGHT>(of_c, 64);
+                tile_product<SUM, WEIGHT, VALUE>();
+                if constexpr (TERMS == 1) return;
+                tile_load<7>(of_c + Space::WEIGHTS, 64);
+                tile_product<SUM, 6, 5>();
+                tile_product<SUM, 7, 4>();
             });
         });
     each_sum([&](auto c, auto n) {
@@ -194,24 +254,28 @@ void add(const float* weights, int64_t steps, const float* values, int64_t size,
 }
 
 // The same, of all columns.
-template <int COUNT>
+template <int COUNT, int TERMS>
 void add_all(const float* weights, int64_t steps, const float* values, int64_t size, float* out) {
     constexpr int COLUMNS = 4 / COUNT;
     int64_t d = 0;
     for (; d + 16 * COLUMNS <= size; d += 16 * COLUMNS)
-        add<COUNT, COLUMNS>(weights, steps, values + 16 * d, size, out + d);
+        add<COUNT, COLUMNS, TERMS>(weights, steps, values + 16 * d, size, out + d);
     if constexpr (COLUMNS == 4)
-        if (d < size) add<COUNT, 2>(weights, steps, values + 16 * d, size, out + d);
+        if (d < size) add<COUNT, 2, TERMS>(weights, steps, values + 16 * d, size, out + d);
 }
 
-// A block of 16 rows.
+// A block of 16 rows, and `keys` of a tile: all that may be seen.
+template <int TERMS>
 struct Rows {
     const Attention& job;
-    const int32_t* places;
+    const int32_t *begins, *ends;
     float *highest, *total, *out;
+    int keys;
+
+    static floats power(floats x) { return TERMS == 1 ? octavo::power(x) : fine_power(x); }
 
     void cap(float* scores) const {
-        for (int key = 0; key < TILE; key++, scores += ROWS) {
+        for (int key = 0; key < keys; key++, scores += ROWS) {
             floats twice = power(at<floats>(scores) * (2 * LOG2_E * job.scale / job.soft_cap));
             floats capped = job.soft_cap - 2 * job.soft_cap / (twice + 1.0f);
             std::memcpy(scores, &capped, 64);
@@ -219,9 +283,8 @@ struct Rows {
     }
 
     void hide(int64_t tile, float* scores) const {
-        const integers end = at<integers>(places) + int(1 - tile);
-        const integers begin = job.window ? end - int(job.window) : integers{};
-        for (int key = 0; key < TILE; key++, scores += ROWS) {
+        const integers begin = at<integers>(begins) - int(tile), end = at<integers>(ends) - int(tile);
+        for (int key = 0; key < keys; key++, scores += ROWS) {
             floats score = at<floats>(scores);
             score = (begin <= key) & (end > key) ? score : all(HIDDEN);
             std::memcpy(scores, &score, 64);
@@ -234,12 +297,11 @@ struct Rows {
     // Scores to what is compared. Returns to which the row's sums are to be scaled: that stays until a score is
     // far above it.
     floats prepare(int64_t tile, float* scores) const {
-        const int64_t low = places[0] - tile, high = places[ROWS - 1] - tile;
         if (job.soft_cap > 0) cap(scores);
-        if ((job.window && high - job.window + 1 > 0) || low + 1 < TILE) hide(tile, scores);
+        if (begins[ROWS - 1] > tile || ends[0] < tile + keys) hide(tile, scores);
         floats top[4] = {at<floats>(scores), at<floats>(scores + 16), at<floats>(scores + 32),
                          at<floats>(scores + 48)};
-        for (int key = 4; key < TILE; key += 4)
+        for (int key = 4; key < keys; key += 4)
             for (int i = 0; i < 4; i++) top[i] = larger(top[i], at<floats>(scores + (key + i) * ROWS));
         floats before = at<floats>(highest);
         floats most = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor();
@@ -250,7 +312,7 @@ struct Rows {
     void weigh(floats now, const float* scores, float* weights) const {
         const floats shift = now * -LOG2_E, scale = all(factor() * LOG2_E);
         floats sums[2] = {};
-        for (int key = 0; key < TILE; key += 32) {
+        for (int key = 0; key < keys; key += 32) {
             float* tile = weights + key / 32 * TILE_FLOATS;
             for (int i = 0; i < 16; i++) {
                 floats even = at<floats>(scores + (key + 2 * i) * ROWS);
@@ -259,10 +321,9 @@ struct Rows {
                 odd = power(fused(odd, scale, shift));
                 sums[0] += even;
                 sums[1] += odd;
-                words both = pairs(even, odd);
-                std::memcpy(tile + 16 * i, &both, 64);
+                put_pairs<TERMS>(even, odd, tile + 16 * i, Space::WEIGHTS);
             }
-            turn(tile);
+            for (int term = 0; term < TERMS; term++) turn(tile + term * Space::WEIGHTS);
         }
         floats sum = at<floats>(total) + (sums[0] + sums[1]);
         std::memcpy(total, &sum, 64);
@@ -285,44 +346,46 @@ struct Rows {
     }
 };
 
-// COUNT blocks of rows, from `row` on, see `count` tiles of keys, the first of which begins at `tile`.
-template <int COUNT>
-void visit(const Attention& job, int64_t row, int64_t tile, const Cached* tiles, int64_t count,
+// COUNT blocks of rows, from `row` on, see `count` tiles of keys from `tile` on, but none from `end` on.
+template <int COUNT, int TERMS>
+void visit(const Attention& job, int64_t row, int64_t tile, int64_t end, const Cached* tiles, int64_t count,
            const State& state, const Space& space) {
-    const int64_t size = job.cache.head_dim;
+    const int64_t size = job.cache.head_dim, step = TERMS * 16 * size, block = TERMS * Space::WEIGHTS;
     const float* values = space.values;
     int64_t waiting = 0;
     auto add_waiting = [&] {
-        if (waiting) add_all<COUNT>(space.weights, waiting, values, size, state.out + row * size);
-        values += waiting * 16 * size;
+        if (waiting) add_all<COUNT, TERMS>(space.weights, waiting, values, size, state.out + row * size);
+        values += waiting * step;
         waiting = 0;
     };
-    auto block = [&](int c) {
-        const int64_t at = row + c * ROWS;
-        return Rows{job, space.places + at, state.highest + at, state.total + at, state.out + at * size};
-    };
-    const int64_t low = space.places[row], high = space.places[row + COUNT * ROWS - 1];  // begin no earlier
+    const int32_t *begins = space.begins + row, *ends = space.ends + row;  // of later rows no earlier
     for (int64_t i = 0; i < count; i++, tile += TILE) {
-        if (high < tile || job.oldest_visible(low) >= tile + TILE) {
+        if (ends[COUNT * ROWS - 1] <= tile || begins[0] >= tile + TILE) {
             add_waiting();
-            values += 32 * size;
+            values += TILE / 32 * step;
             continue;
         }
-        score<COUNT>(tiles[i], space.queries + row * size / 2, size, space.scores);
+        const int keys = int(std::min<int64_t>(TILE, round_up(end - tile, 32)));
+        auto of = [&](int c) {
+            const int64_t at = row + c * ROWS;
+            return Rows<TERMS>{job, begins + c * ROWS, ends + c * ROWS, state.highest + at, state.total + at,
+                               state.out + at * size, keys};
+        };
+        score<COUNT, TERMS>(tiles[i], space.queries + row * size / 2 * TERMS, size, keys, space.scores);
         floats now[COUNT];
         bool rises = false;
         for (int c = 0; c < COUNT; c++) {
-            now[c] = block(c).prepare(tile, space.scores + c * Space::SCORES);
-            rises = rises || differ(now[c], at<floats>(block(c).highest));
+            now[c] = of(c).prepare(tile, space.scores + c * Space::SCORES);
+            rises = rises || differ(now[c], at<floats>(of(c).highest));
         }
         if (rises) {
             add_waiting();
-            for (int c = 0; c < COUNT; c++) block(c).fade(now[c]);
+            for (int c = 0; c < COUNT; c++) of(c).fade(now[c]);
         }
         for (int c = 0; c < COUNT; c++)
-            block(c).weigh(now[c], space.scores + c * Space::SCORES,
-                           space.weights + c * Space::WEIGHTS + waiting * TILE_FLOATS);
-        waiting += TILE / 32;
+            of(c).weigh(now[c], space.scores + c * Space::SCORES,
+                        space.weights + c * block + waiting * TILE_FLOATS);
+        waiting += keys / 32;
     }
     add_waiting();
 }
@@ -331,17 +394,20 @@ int64_t space(const Attention& job, int64_t rows) { return Space::floats(job, ro
 
 void begin(const Attention& job, const Piece& piece, float* floats) {
     const int64_t rows = piece.rows(job), size = job.cache.head_dim;
-    Space space(floats, rows, size);
+    Space space(floats, job, rows);
     std::fill_n((float*)space.zeros, size, 0.0f);
-    pack_queries(job, piece, space.queries);
-    for (int64_t row = 0; row < round_up(rows, ROWS); row++)
-        space.places[row] = int32_t(piece.position + std::min(row, rows - 1) / job.group() * piece.step);
+    (terms_of(job) == 1 ? pack_queries<1> : pack_queries<2>)(job, piece, space.queries);
+    for (int64_t row = 0; row < round_up(rows, ROWS); row++) {
+        const int64_t place = piece.position + std::min(row, rows - 1) / job.group() * piece.step;
+        space.begins[row] = int32_t(job.oldest_visible(place));
+        space.ends[row] = int32_t(job.visible_end(piece.request, place));
+    }
 }
 
+template <int TERMS>
 void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
-         float* floats) {
+         const Space& space) {
     int64_t rows = piece.rows(job), size = job.cache.head_dim;
-    Space space(floats, rows, size);
     TileShapes shapes;
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, TILE_BYTES);
     Tiles tiles(shapes, rows);
@@ -349,7 +415,6 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     auto cached_at = [&](int64_t tile) {
         return Cached(job, piece, tile, part_of(tile, begin, end), space.zeros);
     };
-    const bool widens = job.cache.type == CACHE_I8;
     Cached cached[MOST_TILES], next = cached_at(begin / TILE * TILE);
     for (int64_t tile = begin / TILE * TILE; tile < end;) {
         const int64_t first = tile;
@@ -358,20 +423,27 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
             cached[count] = next;
             next = cached_at(tile += TILE);
             next.prefetch(size * job.cache.value_bytes());
-            if (widens)
-                cached[count].widen_all(job.cache, space.zeros,
-                                        (uint16_t*)(space.widened + count * TILE * size));
-            pack_values(cached[count], size, space.values + count * TILE * size / 2);
+            float* widened = space.widened + TERMS * count * TILE * size;
+            if (TERMS == 2) cached[count].split_all(job.cache, widened);
+            if (job.cache.type == CACHE_I8)
+                cached[count].widen_all(job.cache, space.zeros, (uint16_t*)widened);
+            pack_values(cached[count], size, TERMS, space.values + TERMS * count * TILE * size / 2);
         }
         int64_t row = 0;
         for (; row + 4 * ROWS <= round_up(rows, ROWS); row += 4 * ROWS)
-            visit<4>(job, row, first, cached, count, state, space);
+            visit<4, TERMS>(job, row, first, end, cached, count, state, space);
         for (; row + 2 * ROWS <= round_up(rows, ROWS); row += 2 * ROWS)
-            visit<2>(job, row, first, cached, count, state, space);
-        if (row < rows) visit<1>(job, row, first, cached, count, state, space);
+            visit<2, TERMS>(job, row, first, end, cached, count, state, space);
+        if (row < rows) visit<1, TERMS>(job, row, first, end, cached, count, state, space);
     }
     for (int64_t row = 0; row < rows; row++)
         if (state.highest[row] == NOTHING) state.highest[row] = LOWEST;
+}
+
+void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+         float* floats) {
+    auto see_terms = terms_of(job) == 1 ? see<1> : see<2>;
+    see_terms(job, piece, begin, end, state, Space(floats, job, piece.rows(job)));
 }
 
 // From how `pack_values` lays them apart.

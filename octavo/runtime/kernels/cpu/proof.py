@@ -94,9 +94,12 @@ def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[s
         if not _agree(_attention(fast, dtype), _attention(slow, dtype)):
             yield f"store_kv and paged_attention in {dtype}"
     kinds: dict[InputPrecision, int] = {"float32": 1, "bfloat16": 200}
-    for kind, rounding in kinds.items():
-        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), rounding):
-            yield f"paged_attention of long contexts, {kind}"
+    for kind, dtype, is_causal in product(kinds, (torch.float32, torch.bfloat16), (True, False)):
+        scores = Scores(0.125, input_precision=kind, is_causal=is_causal)
+        rounding = kinds[kind] if dtype == torch.bfloat16 else 1
+        seen, expected = (_long_attention(table, dtype, scores) for table in (fast, slow))
+        if not _agree(seen, expected, rounding):
+            yield f"paged_attention of long contexts, {kind} over {dtype}, causal: {is_causal}"
 
 
 def _expert_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
@@ -176,18 +179,16 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     return table.attention.paged_attention(q, cache, tables, batch, Scores(0.1, sliding_window=7))
 
 
-def _long_attention(table: KernelTable, input_precision: InputPrecision) -> Tensor:
+def _long_attention(table: KernelTable, dtype: torch.dtype, scores: Scores) -> Tensor:
     """Attend for a prompt's end, and one new token each of two requests behind the same 700 others."""
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(72, 6, 64, generator=generator)
-    cache = torch.randn(44, 2, 16, 2, 64, generator=generator).bfloat16()
+    cache = torch.randn(44, 2, 16, 2, 64, generator=generator).to(dtype)
     tables = torch.arange(44, dtype=torch.int32).repeat(3, 1)
     kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
     cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
     batch = Ragged(cu_q_lens=cu_q_lens, kv_lens=kv_lens)
-    return table.attention.paged_attention(
-        q, cache, tables, batch, Scores(0.125, input_precision=input_precision)
-    )
+    return table.attention.paged_attention(q, cache, tables, batch, scores)
 
 
 def main(arguments: list[str]) -> int:
