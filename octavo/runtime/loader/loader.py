@@ -71,6 +71,7 @@ READERS: Registry[Reader] = Registry(
 )
 
 _SHOWN = 5
+_BFLOAT16 = ("bfloat16", torch.bfloat16)  # input precision and weights, where encoders keep keys in it
 _PADDING = 256  # rows that recorded and captured steps add
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
@@ -310,7 +311,6 @@ def make_context(
         slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device, group)
         sites = Sites(slots, platform.kernels, dtype, config.lora.max_lora_rank)
         scheme = AdaptedScheme(scheme, sites)
-    rounds = attend.input_precision == "bfloat16"
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
@@ -319,7 +319,7 @@ def make_context(
         attention=attend,
         parallel=parallel,
         scheme=scheme,
-        step_dtype=weight_dtype if rounds and weight_dtype == torch.bfloat16 else None,
+        step_dtype=weight_dtype if (attend.input_precision, weight_dtype) == _BFLOAT16 else None,
         splits_floats=storage.splits_floats or weight_dtype != torch.float32,
     )
 
