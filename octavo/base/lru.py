@@ -21,10 +21,10 @@ class LRU(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value, which counts as used; None when it is not here."""
-        if key not in self._entries:
+        if (found := self._entries.get(key)) is None:
             return None
         self._entries.move_to_end(key)
-        return self._entries[key][0]
+        return found[0]
 
     def clear(self) -> None:
         """Forget all."""

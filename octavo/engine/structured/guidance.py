@@ -215,12 +215,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         for num_words, rows in groups.items():
             answers = self._ask([matchers[row].inner for row in rows], num_words)
             data, size = answers.tobytes(), 4 * num_words
-            known: dict[tuple[Shortlist | None, bytes], np.ndarray] = {}
             for place, row in enumerate(rows):
-                key = matchers[row].shortlist, data[place * size : (place + 1) * size]
-                if (mask := known.get(key)) is None:
-                    mask = known[key] = self._widen(*key)
-                masks[row] = mask
+                masks[row] = self._widen(matchers[row].shortlist, data[place * size : (place + 1) * size])
         return masks
 
     def advance(

@@ -36,6 +36,8 @@ _NEVER, _END = _NUM_BYTES, _NUM_BYTES + 1
 """Places in a list behind those of the bytes: of tokens that cannot come, and of ends of text."""
 _ROUNDING = 1024
 """Sizes of lists: those of one size are asked together."""
+_MANY = 8
+"""A mask of more than one in so many tokens is read token by token, others are written."""
 _MAX_SHARE = 0.25
 """Of all tokens; a longer list saves nothing."""
 _IN = rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
@@ -104,6 +106,9 @@ class Shortlist:
         self._places = np.fromiter(map(self._place_of, spellings), np.int32, len(self._whole))
         self._places[vocabulary.special_ids] = _NEVER
         self._places[vocabulary.end_ids] = _END
+        self._sorted, self._moved = self._places.argsort(kind="stable"), np.empty(0, np.int64)
+        """Tokens by place in the list that this one was made of, and those that have others here."""
+        self._bounds = np.cumsum([0, *np.bincount(self._places, minlength=len(self.tokens))])
         self._complete()
 
     def _complete(self) -> None:
@@ -131,6 +136,7 @@ class Shortlist:
         other.tokens, other._known = self.tokens.copy(), self._known.copy()
         other._places = self._places.copy()
         other._places[ids] = [other._place_of(self._whole[i]) for i in ids]
+        other._moved = np.concatenate([self._moved, ids])
         other._complete()
         return other
 
@@ -150,8 +156,16 @@ class Shortlist:
     def widen(self, bits: np.ndarray) -> np.ndarray:
         """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""
         is_allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
-        mask = np.packbits(is_allowed.take(self._places), bitorder="little")
-        return np.pad(mask, (0, -len(mask) % 4)).view(np.int32)
+        places = np.flatnonzero(is_allowed[: len(self._bounds) - 1])
+        starts, counts = self._bounds[places], np.diff(self._bounds)[places]
+        ends, size = counts.cumsum(), len(self._places)
+        if counts.sum() < size // _MANY:
+            allowed = np.zeros(size + -size % 32, np.uint8)
+            allowed[self._sorted[np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())]] = 1
+            allowed[self._moved] = is_allowed[self._places[self._moved]]
+        else:
+            allowed = np.pad(is_allowed.take(self._places), (0, -size % 32))
+        return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
 class _Parts(dict[int, list[int]]):
