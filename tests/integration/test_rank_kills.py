@@ -1,7 +1,8 @@
 """Any process of an engine with ranks is killed or stopped at any time under load: requests go on, exactly.
 
-OCTAVO_KILLS=50 says how often; a soak, which prints how long it took until the engine was back. Fakes for
-ranks show that whatever was under way goes on; ranks of a small model also wait for each other.
+OCTAVO_KILLS=50 says how often, OCTAVO_KILLS_TIMEOUT how many seconds each may take; a soak, which prints how
+long it took until the engine was back. Fakes for ranks show that whatever was under way goes on; ranks of a
+small model also wait for each other.
 
 Runs with --whole alone; tests/integration/test_faults_core.py has the parts.
 """
@@ -28,8 +29,9 @@ from tests.fakes import expected_output, fake_request
 from tests.process_fakes import EXACT_RANKS, is_alive, process_config, wait_until
 
 KILLS = int(os.environ.get("OCTAVO_KILLS", "3"))
-BACK_S = 10
-"""A machine with more to do than it can may take longer now and then."""
+LONGEST_S = int(os.environ.get("OCTAVO_KILLS_TIMEOUT", "60"))
+"""For a machine with more to do than it can: a larger one shows only that all answers are exact."""
+BACK_S = LONGEST_S / 6
 
 
 SHARED = Path("/dev/shm")
@@ -98,7 +100,7 @@ async def ask(engine, wanted, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 60 * KILLS)
+@pytest.mark.timeout((1 + KILLS) * LONGEST_S)
 async def test_whoever_dies_or_hangs_requests_go_on(engine):
     (engine, wanted, shared), chance, is_over, num_answers = engine, random.Random(), False, 0
     has_collectives = wanted is not wanted_of_fakes
@@ -121,7 +123,7 @@ async def test_whoever_dies_or_hangs_requests_go_on(engine):
         victim = chance.choice(alike if is_stop else before)
         os.kill(victim.pid, signal.SIGSTOP if is_stop else signal.SIGKILL)
         began = time.monotonic()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONGEST_S):
             while engine.core.health().num_restarts <= num_restarts:
                 await asyncio.sleep(0.01)
             await ask(engine, wanted, 10_000 + number)
