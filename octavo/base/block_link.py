@@ -1,7 +1,7 @@
 """`BlockServer` and `BlockClient`: blocks of keys and values from one engine to another over TCP.
 
 The engine that has computed a prompt serves its `BlockFiles`; the one that goes on asks for them by content,
-or is given them while the prompt is computed (`BlockPusher`).
+or is given them as soon as they are written (`BlockPusher`).
 Both know a shared key, as the nodes of one engine do (`link`). Engines of another kind get nothing.
 """
 
@@ -22,6 +22,8 @@ from octavo.base.log import get_logger
 logger = get_logger(__name__)
 
 _PAUSE_S = 0.01
+_WRITTEN_S = 60.0
+"""Within this time the step that fills a block ends, and the block is written."""
 
 
 class NoBlocks(OctavoError):
@@ -186,10 +188,10 @@ class BlockPusher:
             client.close()
 
     def _give(self, target: tuple[str, int], name: BlockName) -> None:
-        until_s = time.monotonic() + self._patience_s
+        until_s = time.monotonic() + _WRITTEN_S
         while (content := self._files.read(name, self._num_bytes)) is None:
             if time.monotonic() > until_s:
-                return  # the disk was too slow: who goes on asks for it, or computes it
+                raise NoBlocks("they are not written")
             time.sleep(_PAUSE_S)
         client = self._clients.get(target)
         if client is None:
