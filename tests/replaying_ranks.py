@@ -1,6 +1,9 @@
 """Ranks on CPUs that replay steps as GPUs do: the stand-in computes again what a GPU would replay."""
 
+import torch
+
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
+from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker.worker import Worker
 
@@ -31,3 +34,24 @@ class ReplayingExecutor(MultiprocessExecutor):
 
     def __init__(self):
         super().__init__("tests.replaying_ranks:ReplayingWorker")
+
+
+class LosingWorker(Worker):
+    """Hands nothing but the residual stream on."""
+
+    def __init__(self, *arguments):
+        enter = Decoder._enter
+
+        def lose(model, batch):
+            stream, *others = enter(model, batch)
+            return [stream, *map(torch.zeros_like, others)]
+
+        Decoder._enter = lose
+        super().__init__(*arguments)
+
+
+class LosingExecutor(MultiprocessExecutor):
+    """`distributed_executor_backend="tests.replaying_ranks:LosingExecutor"`."""
+
+    def __init__(self):
+        super().__init__("tests.replaying_ranks:LosingWorker")

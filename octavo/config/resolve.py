@@ -32,8 +32,6 @@ from octavo.config.sentence_bert import read_folder
 from octavo.config.speculative import (
     BY_WORKERS,
     CUSTOM,
-    HEADS,
-    LOOKUPS,
     WITH_WEIGHTS,
     check_draft,
     flattened,
@@ -307,11 +305,6 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         )
     num_stages = args.pipeline_parallel_size
     waits = wanted is not None and wanted.method == CUSTOM
-    if wanted and has_drafter and num_stages > 1 and wanted.method not in (*HEADS, "ngram_gpu"):
-        raise Unsupported(
-            f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages. Use one stage "
-            f"or {' or '.join((*LOOKUPS, *HEADS))}."
-        )
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)

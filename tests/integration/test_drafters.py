@@ -290,7 +290,6 @@ def test_ranks_guess_alike(folders, tokenizer):
             {"steps_in_flight": 3},
             "steps_in_flight=3: a step with drafts of draft_model begins with",
         ),
-        ("target", {"pipeline_parallel_size": 2}, "a model cannot guess tokens between stages"),
     ],
 )
 def test_what_does_not_fit_is_refused(folders, tokenizer, draft, options, says):

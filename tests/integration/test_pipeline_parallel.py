@@ -93,7 +93,6 @@ def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_ll
             "pipeline_parallel_size=5 is more than the model's 4 layers",
         ),
         ({"pipeline_parallel_size": 0}, ConfigError, "Invalid pipeline parallel size: 0"),
-        ({"pipeline_parallel_size": 2, "spec_method": "mtp"}, Unsupported, "cannot guess tokens between"),
         ({"pipeline_parallel_size": 2, "runner": "pooling"}, Unsupported, "pooling models run in one stage"),
         (
             {"pipeline_parallel_size": 2, "distributed_executor_backend": "inproc"},

@@ -46,7 +46,7 @@ PROMPTS = [
     "The capital of France is",
 ]
 PAGES = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
-TEXTS = [text[:300] for page in PAGES for text in page.read_text().split("\n\n") if len(text) > 80]
+TEXTS = [text[:160] for page in PAGES for text in page.read_text().split("\n\n") if len(text) > 80]
 PROMPTS += TEXTS[: int(os.environ.get("OCTAVO_SPECULATION_PROMPTS", "2")) - 2]
 """OCTAVO_SPECULATION_PROMPTS=500 compares so many, with every set of parameters and every method."""
 

@@ -435,13 +435,12 @@ class QwenMTP(torch.nn.Module):
         return tokens[-2:]
 
 
-@pytest.mark.parametrize(
-    "architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]
-)
-@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
-def test_mtp_of_recurrent_models(tmp_path, monkeypatch, architecture, broken):
-    oracle = make_oracle(tiny_config(architecture))
-    path = save(oracle, tmp_path / "target")
+EXACT = {"activations": "float32", "kv_cache_dtype": "float32"}
+
+
+def save_with_mtp(oracle, folder):
+    """Save a model of Qwen's with a random layer of MTP; (its path, the layer)."""
+    path = save(oracle, folder)
     torch.manual_seed(0)
     mtp = QwenMTP(oracle).eval()
     with torch.no_grad():
@@ -451,13 +450,22 @@ def test_mtp_of_recurrent_models(tmp_path, monkeypatch, architecture, broken):
         path / "model.safetensors"
     )
     save_file({name: x.contiguous() for name, x in stored.items()}, path / "model.safetensors")
+    return str(path), mtp
+
+
+@pytest.mark.parametrize(
+    "architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]
+)
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+def test_mtp_of_recurrent_models(tmp_path, monkeypatch, architecture, broken):
+    oracle = make_oracle(tiny_config(architecture))
+    path, mtp = save_with_mtp(oracle, tmp_path / "target")
     seen = noted_guesses(monkeypatch, broken)
     common = COMMON | {"skip_tokenizer_init": True, "max_num_batched_tokens": 20}
-    exact = {"activations": "float32", "kv_cache_dtype": "float32"}
     prompts = [PROMPT, {"prompt_token_ids": PROMPTS[1]}]
-    with LLM(str(path), **common, **exact) as llm:
+    with LLM(path, **common, **EXACT) as llm:
         plain = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    with LLM(str(path), spec_method="mtp", spec_tokens=2, **common, **exact) as llm:
+    with LLM(path, spec_method="mtp", spec_tokens=2, **common, **EXACT) as llm:
         outputs = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
     assert outputs == plain and len(seen) >= 3
     agree = [mtp.guesses(oracle, ids)[: len(drafts)] == drafts for ids, drafts in seen]

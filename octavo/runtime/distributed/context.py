@@ -4,7 +4,7 @@ Made once by the worker, given to constructors through `BuildContext`; nothing a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -104,6 +104,10 @@ class ParallelContext:
             return self.tp if count > 1 else ONE
         everyone = Group(distributed.get_rank(), distributed.get_world_size())
         return _join(everyone, [[*range(i, i + count)] for i in range(0, everyone.size, count)], shares=False)
+
+    def as_one_stage(self) -> "ParallelContext":
+        """Return the same for a model that the ranks of this stage have whole."""
+        return self if self.pp.size == 1 else replace(self, pp=ONE, tokens=ONE, world=self.tp, layers=None)
 
     @property
     def first_layer(self) -> int:

@@ -16,7 +16,7 @@ from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.config.speculative import speculation
+from octavo.config.speculative import HIDDEN_STATES, speculation
 from octavo.messages.kv import KVCacheSpec, StateKV
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
@@ -112,10 +112,8 @@ def load_own(
     read: where weights come from, if not a file
     """
     is_whole, family = family is None, family or _family(config)
-    wanted = speculation(config.scheduler.speculative_config)
-    bounds = {"max_model_len": config.model.max_model_len, "num_drafts": wanted.most if wanted else 0}
     with _blaming_the_config(config):
-        arch = family.arch_from_hf(config.checkpoint.text_config | bounds)
+        arch = _read_arch(config, family)
         if config.pooling is not None:
             if config.pooling.sparse and not family.MASKED_HEAD:
                 raise Unsupported(f"{config.architecture} has no head that fills masked places (SPLADE).")
@@ -249,6 +247,21 @@ def _cut(
             costs[layer] += prod(parameter.layout.shape)
     head_cost = sum(prod(p.layout.shape) for name, p in whole.items() if name.startswith(head))
     return cut_layers(costs, head_cost, parallel.pp.size)
+
+
+def kv_specs(
+    config: EngineConfig, parallel: ParallelContext, family: type[Family] | None = None
+) -> list[KVCacheSpec]:
+    """Return what the layers of a model keep that another stage has. Raises as `load_own`."""
+    with _blaming_the_config(config):
+        return _kv_specs(config, _read_arch(config, family or _family(config)), parallel)
+
+
+def _read_arch(config: EngineConfig, family: type[Family]) -> Arch:
+    wanted = speculation(config.scheduler.speculative_config)
+    bounds = {"max_model_len": config.model.max_model_len, "num_drafts": wanted.most if wanted else 0}
+    arch = family.arch_from_hf(config.checkpoint.text_config | bounds)
+    return replace(arch, embeds_last=True) if wanted and wanted.method in HIDDEN_STATES else arch
 
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:

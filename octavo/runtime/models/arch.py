@@ -86,6 +86,8 @@ class Arch:
     """It maps hidden states to logits over the vocabulary."""
     tied_head: bool = False
     head_bias: bool = False
+    embeds_last: bool = False
+    """The last of several stages has the embeddings, too."""
 
     residual: Literal["serial", "parallel", "normalised"] = "serial"
     """Attention, then MLP; both from the same stream (without "mlp_in", one norm serves both); or each

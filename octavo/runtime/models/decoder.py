@@ -200,12 +200,12 @@ class Decoder(Family):
         embedding_size = arch.embedding_size or arch.hidden_size
         self._pipeline, self.own_layers = build.parallel.pp, build.parallel.layers
         self._stage = self.own_layers or range(len(arch.layers))
-        self._boundary = arch.hidden_size, build.compute_dtype
-        self.boundary = self._boundary if self.own_layers else None
+        self._size, self._dtype = arch.hidden_size, build.compute_dtype
         is_first, self.has_logits = self._pipeline.is_first, self._pipeline.is_last
-        if is_first or (self.has_logits and arch.tied_head):
+        embeds = is_first or (self.has_logits and arch.embeds_last)
+        if embeds or (self.has_logits and arch.tied_head):
             self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
-        if arch.num_learned_positions and is_first:
+        if arch.num_learned_positions and embeds:
             self.embed_positions = Embedding(
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
@@ -253,8 +253,7 @@ class Decoder(Family):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         self._attention.plan(batch)
-        x, residual = self._enter(batch), None
-        last, inputs = len(self.layers) - 1, list[Tensor]()
+        (x, *inputs), residual, last = self._enter(batch), None, len(self.layers) - 1
         for index in self._stage:
             kept = inputs if index in self.taps else None
             x, residual = self.layers[index](
@@ -263,24 +262,32 @@ class Decoder(Family):
             if batch.deep_embeds is not None and residual is not None:
                 residual = batch.deep_embeds.add_part(index, residual)
         hidden, stream = self.norm.add(x, residual)
-        if self.taps:
-            width = len(hidden)
+        found = hidden if self.has_logits else stream
+        if inputs:
+            width = len(found)
             parts = (part if len(part) == width else self._gather(part, batch.wanted) for part in inputs)
-            return self._join(hidden, *parts)
-        if self.has_logits:
-            return hidden
-        if batch.entered is None:
-            self._pipeline.send(stream)
-        return stream
+            found = self._join(found, *parts)
+        if not self.has_logits and batch.entered is None:
+            self._pipeline.send(found)
+        return found
 
-    def _enter(self, batch: ForwardBatch) -> Tensor:
-        """Return the residual stream where this stage begins."""
+    @property
+    def boundary(self) -> tuple[int, int, torch.dtype] | None:
+        """See Model: the residual stream, and the inputs of layers before that somebody guesses from."""
+        if (own := self.own_layers) is None:
+            return None
+        begin, end = (1 + sum(layer < bound for layer in self.taps) for bound in (own.start, own.stop))
+        return begin * self._size, end * self._size, self._dtype
+
+    def _enter(self, batch: ForwardBatch) -> list[Tensor]:
+        """Return the residual stream where this stage begins, and the inputs of layers that came with it."""
         if self._pipeline.is_first:
-            return self.embed(batch)
-        if batch.entered is not None:
-            return batch.entered
-        size, dtype = self._boundary
-        return self._pipeline.receive((len(batch.input_ids), size), dtype, batch.input_ids.device)
+            return [self.embed(batch)]
+        if (came := batch.entered) is None:
+            assert self.boundary is not None
+            shape = len(batch.input_ids), self.boundary[0]
+            came = self._pipeline.receive(shape, self._dtype, batch.input_ids.device)
+        return [part.contiguous() for part in torch.split(came, self._size, dim=1)]
 
     def is_elsewhere(self, parameter: str) -> bool:
         """See Family: other stages have other layers, the first the embeddings and the last the head."""
@@ -303,4 +310,4 @@ class Decoder(Family):
 
     def _own(self, hidden: Tensor) -> Tensor:
         """Return the last hidden states without what stands behind them."""
-        return hidden[:, : self._boundary[0]].contiguous() if self.taps else hidden
+        return hidden[:, : self._size].contiguous() if self.taps else hidden

@@ -32,8 +32,6 @@ class Model(nn.Module, ABC):
     is_recordable: ClassVar[bool] = True
     own_layers: range | None = None
     """Of this rank's stage; None = all."""
-    boundary: tuple[int, torch.dtype] | None = None
-    """Size and type of what stages hand over for each token; None where there is one."""
     has_logits: bool = True
     """Whether this is the last stage."""
     kv_specs: list[KVCacheSpec] | None = None
@@ -72,6 +70,11 @@ class Model(nn.Module, ABC):
         None where `logits` and a choice from them are as fast. hidden: [rows, hidden_size]; find: says how
         each row is drawn; is_cut: some with limits
         """
+        return None
+
+    @property
+    def boundary(self) -> tuple[int, int, torch.dtype] | None:
+        """Return sizes and type of what this stage takes and gives for a token; None where there is one."""
         return None
 
     @property

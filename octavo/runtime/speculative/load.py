@@ -11,10 +11,10 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
-from octavo.config.speculative import CUSTOM, HIDDEN_STATES, LOOKUPS, speculation
+from octavo.config.speculative import CUSTOM, HEADS, HIDDEN_STATES, LOOKUPS, speculation
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ParallelContext
-from octavo.runtime.loader.loader import Reader, dtype_of, load_own
+from octavo.runtime.loader.loader import Reader, dtype_of, kv_specs, load_own
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.dflash import DFlash
@@ -24,7 +24,7 @@ from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.rejection import Rejection
 from octavo.runtime.speculative.block_drafter import BlockDrafter
 from octavo.runtime.speculative.draft_model import DraftModel
-from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.speculative.drafter import Drafter, Elsewhere
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
 from octavo.runtime.speculative.lookup import Lookup
 from octavo.runtime.speculative.state_drafter import StateDrafter
@@ -46,11 +46,13 @@ def load_drafter(
     read: where weights come from, if not a file
     """
     wanted = speculation(config.scheduler.speculative_config)
-    if wanted is None or wanted.method in LOOKUPS or not target.has_logits:
+    if wanted is None or wanted.method in LOOKUPS:
         return None
+    if not target.has_logits:
+        return _elsewhere(wanted.method, config, target, parallel)
     if config.draft is None:
         return Lookup(wanted, platform.kernels.steps.chain)
-    drafter = _load(wanted.method, config, config.draft, target, platform, parallel, read)
+    drafter = _load(wanted.method, config, config.draft, target, platform, parallel.as_one_stage(), read)
     drafter.draws = wanted.draws
     return drafter
 
@@ -59,6 +61,16 @@ def rejection_of(config: Mapping[str, Any]) -> Rejection | None:
     """Return what keeps drafts by their chances, if `speculative_config` asks for that."""
     wanted = speculation(config)
     return Rejection(in_blocks=wanted.rejects == "block") if wanted and wanted.rejects else None
+
+
+def _elsewhere(method: str, config: EngineConfig, target: Model, parallel: ParallelContext) -> Drafter | None:
+    """Prepare a stage before the last, where the drafter is; None for one without a cache."""
+    draft, family = config.draft, None
+    if draft is None or method in (*HEADS, CUSTOM):
+        return None
+    if method in HIDDEN_STATES:
+        family, draft, _ = _tap(method, config, draft, target)
+    return Elsewhere(kv_specs(draft, parallel, family))
 
 
 def _load(
@@ -80,6 +92,17 @@ def _load(
         shared = SharedVocabulary(config, draft)
         model = load_own(shared.draft, platform, parallel, read or shared.read)
         return DraftModel(model, config, shared.missing.to(platform.device))
+    family, draft, ids = _tap(method, config, draft, target)
+    head = load_own(draft, platform, parallel, read, family)
+    assert isinstance(head, DraftHead) and isinstance(target, Decoder)
+    head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
+    return BlockDrafter(head) if isinstance(head, DFlash) else StateDrafter(head)
+
+
+def _tap(
+    method: str, config: EngineConfig, draft: EngineConfig, target: Model
+) -> tuple[type[DraftHead], EngineConfig, Tensor | None]:
+    """Let the model give what the head reads; return its family, and what `_look` does."""
     if not isinstance(target, Decoder):
         raise Unsupported(f"method={method!r} needs a model that octavo runs by its own code.")
     ids, family = None, _BY_STATES.get(method)
@@ -91,10 +114,7 @@ def _load(
     if not all(0 <= layer < len(target.layers) for layer in layers):
         raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
     target.taps = layers
-    head = load_own(draft, platform, parallel, read, family)
-    assert isinstance(head, DraftHead)
-    head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
-    return BlockDrafter(head) if isinstance(head, DFlash) else StateDrafter(head)
+    return family, draft, ids
 
 
 def _load_class(name: str, config: EngineConfig, target: Model) -> Drafter:
@@ -104,7 +124,10 @@ def _load_class(name: str, config: EngineConfig, target: Model) -> Drafter:
     if not (isinstance(kind, type) and issubclass(kind, Drafter)):
         raise ConfigError(f"speculative_config: {name} is not derived from {Drafter.__module__}.Drafter.")
     make: Callable[[EngineConfig, Model], Drafter] = kind
-    return make(config, target)
+    drafter = make(config, target)
+    if drafter.kv_specs and (num_stages := config.parallel.pipeline_parallel_size) > 1:
+        raise Unsupported(f"pipeline_parallel_size={num_stages}: {name} has a cache, which needs one stage.")
+    return drafter
 
 
 def _look(draft: EngineConfig) -> tuple[EngineConfig, Tensor | None]:

@@ -13,14 +13,15 @@ from octavo.runtime.transfer import Array, to_device
 
 
 class Handover:
-    """Keeps the residual streams of up to `most_tokens` tokens; of one stage, nothing."""
+    """Keeps what stages hand over of up to `most_tokens` tokens; of one stage, nothing."""
 
     def __init__(self, model: Model, pipeline: Group, most_tokens: int, device: torch.device) -> None:
         self._pipeline = pipeline
-        size, dtype = model.boundary or (0, torch.float32)
-        kept = torch.zeros((2, most_tokens if pipeline.size > 1 else 0, size), dtype=dtype, device=device)
-        self._entering: Tensor = kept[0]
-        self.leaving: Tensor = kept[1]
+        *sizes, dtype = model.boundary or (0, 0, torch.float32)
+        count = most_tokens if pipeline.size > 1 else 0
+        self._entering, self.leaving = (
+            torch.zeros((count, size), dtype=dtype, device=device) for size in sizes
+        )
 
     @property
     def is_alone(self) -> bool:

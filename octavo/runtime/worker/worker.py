@@ -113,9 +113,11 @@ class Worker:
         if self._lockstep is not None:
             self._lockstep.measure()
         specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
-        specs += self._drafter.kv_specs if self._drafter else []
-        groups = group_layers(specs, self._config.cache.block_size)
-        self._groups = groups = of_stage(groups, self.model.own_kv_specs)
+        specs = specs + (self._drafter.kv_specs if self._drafter else [])
+        groups, own = group_layers(specs, self._config.cache.block_size), self.model.own_kv_specs
+        if own is not None and self.model.has_logits:
+            own = range(own.start, len(specs))
+        self._groups = groups = of_stage(groups, own)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
@@ -258,7 +260,7 @@ class Worker:
             self._platform.kernels.steps,
             capture,
             batch_invariant=self._platform.is_batch_invariant,
-            parallel=self._parallel,
+            parallel=self._parallel if model is self._model else self._parallel.as_one_stage(),
         )
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
