@@ -5,6 +5,7 @@ brings a token with some chance. So many are taken as bring the most tokens a se
 size have taken and by how often such guesses were right; none, if that is not clearly more than without.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,8 @@ from octavo.messages.step import ModelRunnerOutput
 LEAST_GAIN = 1.03
 _ASSUMED = 0.7
 """Chance of a token that somebody else expects, given those before it, before anything was seen."""
+_MOST_KEPT = 512
+"""Tokens of ended requests that are taken as examples between two steps, so that none is late for them."""
 _MOST_TENANTS = 64
 """Whose outputs are kept, however few they are."""
 
@@ -73,6 +76,8 @@ class Drafting:
         self._chances, self._costs = Chances(), StepCosts()
         self._known_chances = Chances(_ASSUMED)
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
+        self._ended: deque[tuple[tuple[str, str], list[int], int]] = deque(maxlen=1024)
+        """Tenants and examples that are still to be taken, from a place on; the oldest go first."""
         self._num_drafts = self._num_draft_tokens = self._num_running = 0
         self._num_accepted = np.zeros(wanted.most, np.int64)
         """By place in the draft."""
@@ -151,6 +156,7 @@ class Drafting:
             self._compare(request, token_ids)
             if request.is_finished:
                 self._keep(request)
+        self._take_examples()
 
     def count(self, stats: SchedulerStats) -> None:
         """Enter what was guessed since the start."""
@@ -175,10 +181,20 @@ class Drafting:
     def _keep(self, request: Request) -> None:
         """Take an ended request's output, and what of the prompt leads to it, as an example for others."""
         if self._wanted.most_cached and request.num_output_tokens > 1:
-            key = _tenant(request)
+            first = max(0, request.num_prompt_tokens - self._wanted.most_match)
+            self._ended.append((_tenant(request), request.token_ids[first:], 0))
+
+    def _take_examples(self) -> None:
+        """Take some of what has ended, in pieces that overlap, so that matches go on from one to the next."""
+        room = _MOST_KEPT
+        while self._ended and room > 0:
+            key, token_ids, first = self._ended.popleft()
             corpus = self._corpora.get(key) or Corpus(self._wanted.most_cached)
-            corpus.add(request.token_ids[max(0, request.num_prompt_tokens - self._wanted.most_match) :])
+            corpus.add(token_ids[first : first + room + self._wanted.most_match], is_new=not first)
             self._corpora.put(key, corpus, max(corpus.num_tokens, MOST_TOKENS // _MOST_TENANTS))
+            if len(token_ids) > first + room + self._wanted.most_match:
+                self._ended.appendleft((key, token_ids, first + room))
+            room -= len(token_ids) - first
 
     def _is_ready(self, request: Request) -> bool:
         """Return True if all its tokens are known and only the last is not computed."""

@@ -56,13 +56,15 @@ class Lookahead:
     def extend(self, plan: StepPlan, request: Request, drafts: list[int], num_behind: int) -> bool:
         """Add the drafts of `request`, which is added next, as far as nobody behind it goes short.
 
-        Return False if it has to wait until it is known what the steps in flight bring, or what was guessed.
+        Return False if it has to wait until it is known what the steps in flight bring: also what was guessed
+        behind them, or what a grammar allows, because guessing begins with chosen tokens.
         num_behind: running requests that are still to be served
         """
         table, num_unsure = request.table, request.num_unsure
         assert table is not None
-        is_guessed = request.num_in_flight and request.num_asked and not self._runs_ahead
-        if is_guessed or (num_unsure and not self._may_run_ahead(request)):
+        is_asked = request.num_asked or request.matcher is not None
+        waits = self._num_ahead and not self._runs_ahead and request.num_pending and is_asked
+        if waits or (num_unsure and not self._may_run_ahead(request)):
             return False
         if request.num_tokens >= request.max_total_tokens:
             return True  # it will get no part of this step

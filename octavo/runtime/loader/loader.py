@@ -250,7 +250,7 @@ def _cut(
 
 
 def kv_specs(
-    config: EngineConfig, parallel: ParallelContext, family: type[Family] | None = None
+    config: EngineConfig, parallel: ParallelContext, family: type[Family] | None
 ) -> list[KVCacheSpec]:
     """Return what the layers of a model keep that another stage has. Raises as `load_own`."""
     with _blaming_the_config(config):

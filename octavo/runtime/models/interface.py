@@ -4,7 +4,7 @@ The architectures that octavo has a file for are listed here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +36,8 @@ class Model(nn.Module, ABC):
     """Whether this is the last stage."""
     kv_specs: list[KVCacheSpec] | None = None
     """Of the cache's layers in all stages; None where there is one."""
+    draft_kv_specs: Sequence[KVCacheSpec] = ()
+    """Of the drafter's layers, where it is in another stage."""
     own_kv_specs: range | None = None
     """Those of this stage."""
     host_weight_bytes: int = 0

@@ -116,16 +116,6 @@ class Drafter(ABC):
         return ids.clamp_(0, self._sampler.vocab_size - 1)
 
 
-class Elsewhere(Drafter):
-    """Stands, in stages before the last, for the drafter there, which shares its blocks with all of them."""
-
-    def __init__(self, kv_specs: list[KVCacheSpec]) -> None:
-        self.kv_specs, self.weight_bytes = kv_specs, 0
-
-    def propose(self, turn: Turn) -> None:
-        """See Drafter: nobody asks."""
-
-
 class KVView(KVTensors):
     """Shows the layers of a cache from `first` on as a cache."""
 

@@ -24,7 +24,7 @@ from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.rejection import Rejection
 from octavo.runtime.speculative.block_drafter import BlockDrafter
 from octavo.runtime.speculative.draft_model import DraftModel
-from octavo.runtime.speculative.drafter import Drafter, Elsewhere
+from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
 from octavo.runtime.speculative.lookup import Lookup
 from octavo.runtime.speculative.state_drafter import StateDrafter
@@ -48,11 +48,16 @@ def load_drafter(
     wanted = speculation(config.scheduler.speculative_config)
     if wanted is None or wanted.method in LOOKUPS:
         return None
-    if not target.has_logits:
-        return _elsewhere(wanted.method, config, target, parallel)
-    if config.draft is None:
+    method, draft, family = wanted.method, config.draft, None
+    if not target.has_logits:  # the last stage guesses
+        if draft is not None and method not in (*HEADS, CUSTOM):
+            if method in HIDDEN_STATES:
+                family, draft, _ = _tap(method, config, draft, target)
+            target.draft_kv_specs = kv_specs(draft, parallel, family)
+        return None
+    if draft is None:
         return Lookup(wanted, platform.kernels.steps.chain)
-    drafter = _load(wanted.method, config, config.draft, target, platform, parallel.as_one_stage(), read)
+    drafter = _load(method, config, draft, target, platform, parallel.as_one_stage(), read)
     drafter.draws = wanted.draws
     return drafter
 
@@ -61,16 +66,6 @@ def rejection_of(config: Mapping[str, Any]) -> Rejection | None:
     """Return what keeps drafts by their chances, if `speculative_config` asks for that."""
     wanted = speculation(config)
     return Rejection(in_blocks=wanted.rejects == "block") if wanted and wanted.rejects else None
-
-
-def _elsewhere(method: str, config: EngineConfig, target: Model, parallel: ParallelContext) -> Drafter | None:
-    """Prepare a stage before the last, where the drafter is; None for one without a cache."""
-    draft, family = config.draft, None
-    if draft is None or method in (*HEADS, CUSTOM):
-        return None
-    if method in HIDDEN_STATES:
-        family, draft, _ = _tap(method, config, draft, target)
-    return Elsewhere(kv_specs(draft, parallel, family))
 
 
 def _load(

@@ -58,7 +58,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     parallel = _OneOfMany(tp, pp, ep=ep if sizes.enable_expert_parallel else ONE, dcp=dcp)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
-    specs = [layer.kv_spec for layer in model.cache_layers] + (drafter.kv_specs if drafter else [])
+    specs = [layer.kv_spec for layer in model.cache_layers]
+    specs += drafter.kv_specs if drafter else model.draft_kv_specs
     groups = group_layers(specs, config.cache.block_size)
     found = measure(model, config, platform)
     step, recorded, tables, adapters, _ = found

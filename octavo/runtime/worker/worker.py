@@ -112,8 +112,8 @@ class Worker:
         self._load_weights()
         if self._lockstep is not None:
             self._lockstep.measure()
-        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
-        specs = specs + (self._drafter.kv_specs if self._drafter else [])
+        specs = [*(self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers])]
+        specs += self._drafter.kv_specs if self._drafter else self.model.draft_kv_specs
         groups, own = group_layers(specs, self._config.cache.block_size), self.model.own_kv_specs
         if own is not None and self.model.has_logits:
             own = range(own.start, len(specs))

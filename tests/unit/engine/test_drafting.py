@@ -1,5 +1,8 @@
 """What is guessed, how sure that is, and how many guesses pay."""
 
+import gc
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -67,22 +70,66 @@ def ended(tenant, output):
     return request
 
 
+def take(drafting, *requests):
+    """Take the outputs of these requests as examples, whole; how many steps that takes."""
+    for request in requests:
+        drafting._keep(request)
+    return sum(1 for _ in iter(lambda: drafting._ended and drafting._take_examples(), deque()))
+
+
 def test_outputs_of_all_tenants_are_bounded_together():
     drafting = Drafting(speculation({"method": "suffix"}), 8)
     noise = np.random.default_rng(0)
     tenants = [f"tenant{index}" for index in range(30)]
     for tenant in tenants:
-        drafting._keep(ended(tenant, noise.integers(0, 50_000, 30_000).tolist()))
+        take(drafting, ended(tenant, noise.integers(0, 50_000, 30_000).tolist()))
     kept = {tenant: drafting._corpora.get((tenant, "")) for tenant in tenants}
-    assert MOST_TOKENS - 30_001 < sum(corpus.num_tokens for corpus in kept.values() if corpus) <= MOST_TOKENS
+    assert MOST_TOKENS - 32_000 < sum(corpus.num_tokens for corpus in kept.values() if corpus) <= MOST_TOKENS
     assert kept[tenants[-1]] and not kept[tenants[0]], "who has not ended a request for longest goes first"
     for _ in range(20):
-        drafting._keep(ended("greedy", noise.integers(0, 50_000, 30_000).tolist()))
+        take(drafting, ended("greedy", noise.integers(0, 50_000, 30_000).tolist()))
     assert drafting._corpora.get(("greedy", "")).num_tokens <= MOST_TOKENS // 2 + 2 * 30_001
     assert any(drafting._corpora.get((tenant, "")) for tenant in tenants), "one leaves room for others"
     for index in range(100):
-        drafting._keep(ended(f"small{index}", [1, 2, 3]))
+        take(drafting, ended(f"small{index}", [1, 2, 3]))
     assert len(drafting._corpora) <= 64
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+def test_no_step_waits_for_long_outputs_to_be_kept(monkeypatch, is_bounded):
+    """By what is done between two steps, not by a clock; the negative twin takes all at once."""
+    if not is_bounded:
+        monkeypatch.setattr("octavo.engine.speculation.drafting._MOST_KEPT", 1 << 30)
+    drafting, taken, add = Drafting(speculation({"method": "suffix"}), 8), [], Corpus.add
+    monkeypatch.setattr(
+        Corpus, "add", lambda corpus, ids, **given: taken.append(len(ids)) or add(corpus, ids, **given)
+    )
+    noise = np.random.default_rng(0)
+    outputs = [noise.integers(0, 50_000, count).tolist() for count in (90_000, 700, 5, 5, 3000)]
+    for output in outputs:
+        drafting._keep(ended("t", output))
+    most = 0
+    while drafting._ended:
+        taken.clear()
+        drafting._take_examples()
+        most = max(most, sum(taken))
+    assert (most <= 1024) == is_bounded
+    corpus = drafting._corpora.get(("t", ""))
+    for output in outputs:  # also over the ends of pieces: so many tokens go on
+        for place in range(24, len(output), 499):
+            match = corpus.find(output[place - 24 : place])
+            assert match.length == 24 and match.run[match.place] == output[place]
+    assert corpus._young.num_outputs == len(outputs)
+
+
+def test_old_outputs_go_in_no_time():
+    """Their index is a few arrays: there are no objects for each token, to be freed between two steps."""
+    corpus, noise = Corpus(10_000), np.random.default_rng(0)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(50):
+        corpus.add(noise.integers(0, 50_000, 1000).tolist())
+    assert len(gc.get_objects()) - before < 50
 
 
 def test_chances_are_learned_by_length_of_match():
