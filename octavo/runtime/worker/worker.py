@@ -112,17 +112,15 @@ class Worker:
         self._load_weights()
         if self._lockstep is not None:
             self._lockstep.measure()
-        specs = [*(self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers])]
-        specs += self._drafter.kv_specs if self._drafter else self.model.draft_kv_specs
-        groups, own = group_layers(specs, self._config.cache.block_size), self.model.own_kv_specs
-        if own is not None and self.model.has_logits:
+        drafts = self._drafter.kv_specs if self._drafter else self.model.draft_kv_specs
+        specs = [*(self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]), *drafts]
+        if (own := self.model.own_kv_specs) and self.model.has_logits:
             own = range(own.start, len(specs))
-        self._groups = groups = of_stage(groups, own)
+        self._groups = groups = of_stage(group_layers(specs, self._config.cache.block_size), own)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
-        share = self._config.cache.gpu_memory_utilization
-        available = self._platform.available_memory_bytes(share) - workspace
-        available = self._parallel.world.least(available, self._platform.device)
+        own_bytes = self._platform.available_memory_bytes(self._config.cache.gpu_memory_utilization)
+        available = self._parallel.world.least(own_bytes - workspace, self._platform.device)
         weights = self.model.weight_bytes + (self._drafter.weight_bytes if self._drafter else 0)
         return ModelReady(groups, available, weights, workspace, self.model.host_weight_bytes)
 
