@@ -52,22 +52,23 @@ std::vector<Tokens> grouped(const int32_t* slots, int64_t rows, const Change* ch
 // Products of ROWS tokens with COUNT rows of `down`: each sum alike, however many there are.
 template <int ROWS, int COUNT, class W>
 inline void dots(const float* const* x, const W* down, int64_t inputs, float* const* y, int64_t first) {
-    vf sums[ROWS * COUNT] = {};
+    vf sums[ROWS][COUNT] = {};
     int64_t i = 0;
     for (; i + VL <= inputs; i += VL) {
         vf values[ROWS];
-        unrolled<ROWS>([&](auto t) { values[t] = load(x[t] + i); });
-        unrolled<COUNT>([&](auto r) {
-            vf weights = load_as(down + r * inputs + i);
-            unrolled<ROWS>([&](auto t) { sums[t * COUNT + r] = fma(values[t], weights, sums[t * COUNT + r]); });
-        });
-    }
-    for (int t = 0; t < ROWS; t++) {
+        for (int t = 0; t < ROWS; t++) values[t] = in_register(load(x[t] + i));
         for (int r = 0; r < COUNT; r++) {
-            float rest = 0;
-            for (int64_t j = i; j < inputs; j++) rest += x[t][j] * one(down + r * inputs + j);
-            y[t][first + r] = sum(sums[t * COUNT + r]) + rest;
+            const vf weights = in_register(load_as(down + r * inputs + i));
+            for (int t = 0; t < ROWS; t++) sums[t][r] = fma(values[t], weights, sums[t][r]);
         }
+    }
+    for (int t = 0; t < ROWS; t++)
+        for (int r = 0; r < COUNT; r++) y[t][first + r] = sum(sums[t][r]);
+    for (int k = 0; i < inputs && k < ROWS * COUNT; k++) {
+        const int t = k / COUNT, r = k % COUNT;
+        float rest = 0;
+        for (int64_t j = i; j < inputs; j++) rest += x[t][j] * one(down + r * inputs + j);
+        y[t][first + r] += rest;
     }
 }
 
@@ -84,25 +85,25 @@ template <int ROWS, int COUNT, class W>
 inline void raise(const float* const* inner, const Change& change, int64_t outputs, int64_t n, const float* bias,
                   float* const* y) {
     const W* up = (const W*)change.up + n;
-    vf totals[ROWS * COUNT] = {};
+    vf totals[ROWS][COUNT] = {};
     for (int64_t r = 0; r < change.rank; r++) {
-        unrolled<COUNT>([&](auto v) {
-            vf weights = load_as(up + r * outputs + v * VL);
-            unrolled<ROWS>([&](auto t) {
-                totals[t * COUNT + v] = fma(set1(inner[t][r]), weights, totals[t * COUNT + v]);
-            });
-        });
-    }
-    for (int t = 0; t < ROWS; t++) {
+        vf values[ROWS];
+        for (int t = 0; t < ROWS; t++) values[t] = in_register(set1(inner[t][r]));
         for (int v = 0; v < COUNT; v++) {
-            int64_t at = n + v * VL;
-            vf total = load(y[t] + at) + totals[t * COUNT + v];
-            if (change.factors) {
-                vf base = bias ? load(bias + at) : vf{};
-                total = (total - base) * load(change.factors + at) + base;
-            }
-            store(y[t] + at, change.bias ? total + load(change.bias + at) : total);
+            const vf weights = in_register(load_as(up + r * outputs + v * VL));
+            for (int t = 0; t < ROWS; t++) totals[t][v] = fma(values[t], weights, totals[t][v]);
         }
+    }
+    for (int t = 0; t < ROWS; t++)
+        for (int v = 0; v < COUNT; v++) store(y[t] + n + v * VL, load(y[t] + n + v * VL) + totals[t][v]);
+    for (int k = 0; (change.factors || change.bias) && k < ROWS * COUNT; k++) {
+        const int64_t at = n + k % COUNT * VL;
+        vf total = load(y[k / COUNT] + at);
+        if (change.factors) {
+            vf base = bias ? load(bias + at) : vf{};
+            total = (total - base) * load(change.factors + at) + base;
+        }
+        store(y[k / COUNT] + at, change.bias ? total + load(change.bias + at) : total);
     }
 }
 
@@ -133,7 +134,13 @@ inline void counted(int64_t count, Body&& body) {
     });
 }
 
-constexpr int64_t RANKS = 16;       // rows of `down` in a task, at least
+// Lines on their way to the caches, in the order of memory: so the processor fetches more of them ahead by itself.
+template <class W>
+inline void fetch(const W* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(W))) __builtin_prefetch(from + i);
+}
+
+constexpr int64_t RANKS = 8;        // rows of `down` in a task, at least
 constexpr int64_t OUTPUTS = 512;    // a multiple of every VL: the same values are alone in a tail in any task
 constexpr int64_t WORTH = 1 << 13;  // products of a task
 
@@ -161,6 +168,7 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
         int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
         const float* from[MOST_ROWS];
         float* to[MOST_ROWS];
+        if (begin < end) fetch((const W*)change.down + begin * inputs, (end - begin) * inputs);
         for (int64_t t = 0; t < tokens.count; t++) {
             from[t] = x + tokens.rows[t] * x_stride;
             to[t] = inner + tokens.rows[t] * width;
@@ -177,6 +185,7 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
                 int64_t end = std::min<int64_t>(begin + OUTPUTS, bounds[part + 1]);
                 const float* from[MOST_ROWS];
                 float* to[MOST_ROWS];
+                for (int64_t r = 0; r < change.rank; r++) fetch((const W*)change.up + r * outputs + begin, end - begin);
                 for (int64_t t = 0; t < tokens.count; t++) {
                     from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? part * change.rank : 0);
                     to[t] = out + tokens.rows[t] * out_stride;
