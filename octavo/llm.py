@@ -297,9 +297,11 @@ class LLM(VerbsInThread, PoolingMethods):
                 for request in prepared:
                     engine.add_prepared(request)
             while missing:
-                with engine.core.lock:
-                    if missing.isdisjoint(finished):
+                with engine.core.lock:  # taken for each step it would cost 1 % of a short one
+                    while missing.isdisjoint(finished):
                         self._step()
+                        if engine.core.lock.is_wanted or progress.is_due:
+                            break
                     came = missing.intersection(finished)
                     missing -= came
                     num_open = engine.core.processor.num_tokens(missing) if progress.is_due else 0

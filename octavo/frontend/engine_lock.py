@@ -57,6 +57,11 @@ class EngineLock:
             self._hand_on()
             self._let_interrupt()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Return True if another thread waits for it, or an interrupt."""
+        return bool(self._waiting) or self._is_interrupted
+
     def _leave(self, turn: threading.Event) -> None:
         """Wait no longer; the turn may have come in the meantime."""
         with self._guard:

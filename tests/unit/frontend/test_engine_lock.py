@@ -70,6 +70,22 @@ def test_an_interrupt_is_raised_at_the_end():
     assert done[-1] == "usable"
 
 
+def test_it_is_wanted_by_a_thread_and_by_an_interrupt():
+    lock = EngineLock()
+    thread = threading.Thread(target=lambda: lock.__enter__())
+    with pytest.raises(KeyboardInterrupt), lock:
+        assert not lock.is_wanted
+        signal.raise_signal(signal.SIGINT)
+        assert lock.is_wanted
+    with lock:
+        assert not lock.is_wanted
+        thread.start()
+        while not lock.is_wanted:
+            time.sleep(0.001)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_second_interrupt_does_not_wait():
     lock, done = EngineLock(), []
     with pytest.raises(KeyboardInterrupt), lock:
