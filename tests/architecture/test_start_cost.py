@@ -18,6 +18,8 @@ HEAVY = (
     "rich",
     "huggingface_hub",
 )
+MOST_MODULES = 420
+"""Of octavo's own, in a start of the default model: some more than there are."""
 
 
 def _modules_after(code):
@@ -72,3 +74,16 @@ def _cpu_seconds(arguments):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
+
+
+def test_the_default_model_needs_few_modules(smollm2_path):
+    """Of octavo's own, up to the first tokens: what servers need stays away."""
+    loaded = _modules_after(
+        "from octavo import LLM, SamplingParams\n"
+        f"llm = LLM({str(smollm2_path)!r}, max_model_len=512, kv_cache_memory_bytes=1 << 26)\n"
+        "llm.generate('The sea', SamplingParams(max_tokens=2), use_tqdm=False)\n"
+        "llm.shutdown()"
+    )
+    own = {name for name in loaded if name.split(".")[0] == "octavo"}
+    assert "octavo.serving.app" not in own
+    assert 300 < len(own) <= MOST_MODULES
