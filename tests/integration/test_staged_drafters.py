@@ -101,7 +101,7 @@ def test_texts_are_the_same(target, heads, smollm2_path, plain, method, options)
     with drafting(target[1], method, heads[method][0], 2, **given) as llm:
         assert results(llm) == plain
         assert results(llm) == plain
-        assert drafted(llm)[0] > 100
+        assert drafted(llm)[0] > 10
 
 
 @pytest.mark.slow
