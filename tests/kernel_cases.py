@@ -339,6 +339,7 @@ def _layer_norm() -> Iterator[Case]:
         x, residual, ends = torch.randn(tokens, 2 * size), 9 + torch.randn(tokens, size), torch.randn(2, size)
         weight, bias = ends if tokens > 1 else (None, None)
         yield Case(f"{tokens}x{size}", (x[:, size:], weight, bias, 1e-5, residual), tolerance=2e-5)
+        yield Case(f"{tokens}x{size} alone", (x[:, size:], weight, bias, 1e-5), tolerance=2e-5)
 
 
 def _activate() -> Iterator[Case]:
@@ -799,8 +800,8 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "row_limits":
         return tuple(arg[:0] for arg in case.args)
     if op == "layer_norm":
-        x, weight, bias, eps, residual = case.args
-        return x[:0], weight, bias, eps, residual[:0]
+        x, weight, bias, eps, *residual = case.args
+        return x[:0], weight, bias, eps, *(stream[:0] for stream in residual)
     if op == "multiply":
         return case.args[0][:0], case.args[1][:0], case.args[2]
     if op == "add_norm":

@@ -53,10 +53,15 @@ class SandwichNorm(Protocol):
 
 
 class LayerNorm(Protocol):
-    """The LayerNorm of the sum of the residual stream and an update."""
+    """The LayerNorm of an update, or of its sum with the residual stream."""
 
     def __call__(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """Return LayerNorm(x + residual) * weight + bias; x and residual, [T, size], are token-strided."""
 

@@ -120,7 +120,7 @@ def _latent_prompts(prompts: Any, out: Tensor) -> None:
 
 
 def _layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor:
     return torch.empty_like(x)
 

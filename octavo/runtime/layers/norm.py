@@ -109,7 +109,9 @@ class LayerNorm(Norm):
         self._kernel = build.kernels.norms.layer_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        if self._kernel is None or x.dim() > 2:
+            return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        return self._kernel(x, self._weight, self._bias, self._eps)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         if self._kernel is None:

@@ -52,22 +52,22 @@ extern "C" void octavo_rms_norm(const float* x, int64_t x_stride, int64_t tokens
 }
 OCTAVO_EXPORTED(octavo_rms_norm)
 
-// LayerNorm of x + residual; weight and bias may be missing. y is neither of the two.
+// LayerNorm of x + residual; residual, weight and bias may be missing. y is none of them.
 extern "C" void octavo_layer_norm(const float* x, int64_t x_stride, int64_t tokens, int64_t size,
                                   const float* residual, int64_t residual_stride, const float* weight,
                                   const float* bias, float eps, float* y, int threads) {
     for_rows(tokens, size, threads, [&](int64_t row) {
-        const float *from = x + row * x_stride, *other = residual + row * residual_stride;
+        const float *from = x + row * x_stride, *other = residual ? residual + row * residual_stride : nullptr;
         float *to = y + row * size, rest = 0, rest_of_squares = 0;
         vf sums = {}, squares = {};
         walk(
             size,
             [&](int64_t i) {
-                vf value = load(from + i) + load(other + i);
+                vf value = other ? load(from + i) + load(other + i) : load(from + i);
                 store(to + i, value);
                 sums = sums + value;
             },
-            [&](int64_t i) { rest += to[i] = from[i] + other[i]; });
+            [&](int64_t i) { rest += to[i] = other ? from[i] + other[i] : from[i]; });
         const float mean = (sum(sums) + rest) / float(size);
         walk(
             size,

@@ -158,12 +158,18 @@ class _CompiledKernels:
         return self._norm(x, inner, weight, eps, residual)
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """See norms.LayerNorm."""
         y = self._placed(_empty_like(x))
         end = address_of(weight), address_of(bias), eps, y.data_ptr(), self._threads
-        self._library.octavo_layer_norm(*rows_of(x), *x.shape, *rows_of(residual), *end)
+        stream = (None, 0) if residual is None else rows_of(residual)
+        self._library.octavo_layer_norm(*rows_of(x), *x.shape, *stream, *end)
         return y
 
     def _norm(

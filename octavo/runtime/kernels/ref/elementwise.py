@@ -37,9 +37,12 @@ def sandwich_norm(
     return add_norm(rms_norm(x, inner, eps), weight, eps, residual)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> Tensor:
     """See norms.LayerNorm."""
-    return functional.layer_norm(residual + x, x.shape[1:], weight, bias, eps)
+    total = x if residual is None else residual + x
+    return functional.layer_norm(total, x.shape[1:], weight, bias, eps)
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.norms import ResidualUpdate
@@ -108,8 +109,12 @@ def _layer_norm_kernel(
     tl.store(out + (row * SIZE)[:, None] + column[None, :], value.to(out.dtype.element_ty), mask=inside)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> Tensor:
     """See norms.LayerNorm; the sum is not rounded."""
+    if residual is None:
+        return functional.layer_norm(x, x.shape[1:], weight, bias, eps)
     num_rows, size = x.shape
     out, width = torch.empty_like(x, memory_format=torch.contiguous_format), power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
