@@ -169,7 +169,7 @@ def test_steps_without_room_are_not_tried_again(tiny_llama, make_llm, tries, rep
 
 
 def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, tries, repeats):
-    path = save(make_oracle(tiny_config("ArceeForCausalLM")), tmp_path)  # the square of relu
+    path = save(make_oracle(tiny_config("ApertusForCausalLM")), tmp_path)  # softplus
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
     assert tokens(make_llm(path), work, wanted) == expected

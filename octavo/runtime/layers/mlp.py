@@ -31,7 +31,7 @@ def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Te
     }
     if not gated:
         table |= {"relu": functional.relu, "silu": functional.silu}
-        table["relu2"] = lambda x: functional.relu(x).square()
+        table["relu2"] = lambda x: (above := functional.relu(x)) * above
         table["quick_gelu"] = lambda x: x * torch.sigmoid(1.702 * x)
     if name not in table:
         raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")

@@ -1,9 +1,9 @@
 """Records what work asks of the compiled kernels, so that one call of C repeats all of it.
 
 Part of the table of CPU kernels. While work is recorded nothing is computed: calls of the library are noted,
-and new tensors come out of memory that all recordings share, because they never run at the same time. Sums
-and products of rows that torch computes between the calls become calls, too, with the same results (but for
-subnormal numbers, which are zero to the library). Work that computes more with torch is refused.
+and new tensors come out of memory that all recordings share, because they never run at the same time. Sums,
+products and ReLUs of rows that torch computes between the calls become calls, too, with the same results (but
+for subnormal numbers, which are zero to the library). Work that computes more with torch is refused.
 """
 
 import weakref
@@ -27,7 +27,8 @@ logger = get_logger(__name__)
 _BYTES = 256 << 20
 _ALIGNMENT = 64
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-_COMBINATIONS = {"aten::add", "aten::mul"}
+_COMBINATIONS = {"aten::add": 0, "aten::mul": 1, "aten::relu": 2}
+"""Those that octavo_combine makes, by its numbers."""
 
 
 class CallRecorder:
@@ -94,10 +95,10 @@ class Arena:
 
 
 class _Recording(DispatchMode):
-    """Lets work make views and empty tensors, add and multiply rows, and nothing else."""
+    """Lets work make views and empty tensors, combine rows, and nothing else."""
 
     def __init__(self, arena: Arena, combine: Callable[..., None]) -> None:
-        """Take what notes a sum or product, a function of the library."""
+        """Take what notes a combination, a function of the library."""
         super().__init__()
         self._arena, self._combine = arena, combine
 
@@ -119,16 +120,17 @@ class _Recording(DispatchMode):
 
 
 def _operands(name: str, args: tuple[Any, ...]) -> tuple[torch.Size, tuple[float | None, ...]] | None:
-    """Return the shape of a sum or product of rows and rows, a vector or a number, and what octavo_combine
-    reads; None for others."""
+    """Return the shape of a sum or product of rows and rows, a vector or a number, or of a ReLU of rows, and
+    what octavo_combine reads; None for others."""
     shapes = {arg.shape for arg in args if isinstance(arg, Tensor) and arg.dim() == 2}
     if len(shapes) != 1:
         return None
-    (shape,), multiplies = shapes, name == "aten::mul"
-    x, other = (_place(shape, arg) for arg in args)
-    if x and multiplies and isinstance(args[1], int | float):
-        return shape, (*x, None, 0, args[1], True)
-    return (shape, (*x, *other, 0.0, multiplies)) if x and other else None
+    (shape,), kind = shapes, _COMBINATIONS[name]
+    x, other = _place(shape, args[0]), args[1] if len(args) > 1 else 0.0
+    if x and kind and isinstance(other, int | float):
+        return shape, (*x, None, 0, other, kind)
+    rows = _place(shape, other)
+    return (shape, (*x, *rows, 0.0, kind)) if x and rows else None
 
 
 def _place(shape: torch.Size, part: Any) -> tuple[int, int] | None:

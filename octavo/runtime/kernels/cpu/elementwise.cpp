@@ -134,13 +134,14 @@ extern "C" void octavo_copy_rows(const float* x, int64_t x_stride, int64_t rows,
 }
 OCTAVO_EXPORTED(octavo_copy_rows)
 
-// y = x * other or x + other, rows of `size`; without `other`, x * factor. A stride of 0 repeats a row.
+// y = x + other, x * other or max(x, other), by `kind`, rows of `size`; without `other`, `factor` is in its place.
+// A stride of 0 repeats a row; of max, what is not a number stays.
 extern "C" void octavo_combine(const float* x, int64_t x_stride, const float* other, int64_t other_stride, float factor,
-                               int multiplies, int64_t rows, int64_t size, float* y, int threads) {
+                               int kind, int64_t rows, int64_t size, float* y, int threads) {
     for_rows(rows, size, threads, [&](int64_t row) {
         const float *from = x + row * x_stride, *by = other ? other + row * other_stride : nullptr;
         float* to = y + row * size;
-        auto combine = [&](auto a, auto b) { return multiplies ? a * b : a + b; };
+        auto combine = [&](auto a, auto b) { return kind == 0 ? a + b : kind == 1 ? a * b : b > a ? b : a; };
         walk(
             size, [&](int64_t i) { store(to + i, combine(load(from + i), by ? load(by + i) : set1(factor))); },
             [&](int64_t i) { to[i] = combine(from[i], by ? by[i] : factor); });
