@@ -4,8 +4,11 @@
 
 The weights are random, in bfloat16 on both sides. A picture is cut into squares of 512 x 512, each of which
 becomes 64 tokens. Rows have the medians of rounds in turn with new pictures: seconds to the first token, with
-the picture's preparation, and tokens a second behind it. With --repeated: seconds to the first token of a
-picture that is known, behind text that is not, beside as many tokens of text. Prints JSON lines.
+the picture's preparation, and tokens a second behind it; and for which part of octavo's tokens transformers,
+which reads them, finds the same next one, there and behind another picture. With --repeated: seconds to the
+first token of a picture that is known, behind text that is not, beside as many tokens of text.
+
+Prints JSON lines.
 """
 
 import argparse
@@ -71,17 +74,25 @@ def theirs(model, processor, image: Image.Image, ids: list[int], count: int) -> 
     return first - begun, (count - 1) / (time.perf_counter() - first)
 
 
-def ours(llm: LLM, image: Image.Image, count: int) -> tuple[float, float, list[int]]:
+def agreement(model, processor, image: Image.Image, ids: list[int], tokens: list[int]) -> float:
+    """The share of tokens behind a picture that transformers takes for the likeliest there."""
+    pixels = processor([[image]], return_tensors="pt")["pixel_values"].to(torch.bfloat16)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids + tokens[:-1]]), pixel_values=pixels).logits
+    return float((logits[0, len(ids) - 1 :].argmax(-1) == torch.tensor(tokens)).float().mean())
+
+
+def ours(llm: LLM, image: Image.Image, count: int) -> tuple[float, float, list[int], list[int]]:
     asked = {"prompt_token_ids": [5, IMAGE, 7, 8], "multi_modal_data": {"image": image}}
     begun = time.perf_counter()
     [output] = llm.generate(asked, SamplingParams(max_tokens=1, **EXACT), use_tqdm=False)
     first = time.perf_counter()
     # The picture, its embeddings and its prefix are known now.
-    llm.generate(asked, SamplingParams(max_tokens=count, **EXACT), use_tqdm=False)
+    [whole] = llm.generate(asked, SamplingParams(max_tokens=count, **EXACT), use_tqdm=False)
     took, again = first - begun, time.perf_counter()
     llm.generate(asked, SamplingParams(max_tokens=1, **EXACT), use_tqdm=False)
     rest = (again - first) - (time.perf_counter() - again)
-    return took, (count - 1) / rest, list(output.prompt_token_ids)
+    return took, (count - 1) / rest, list(output.prompt_token_ids), list(whole.outputs[0].token_ids)
 
 
 def repeated(llm: LLM, image: Image.Image, rounds: int) -> dict[str, float | int]:
@@ -108,6 +119,43 @@ def repeated(llm: LLM, image: Image.Image, rounds: int) -> dict[str, float | int
     }
 
 
+def compare(args: argparse.Namespace, longest: int, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    model, processor = make_model(folder, longest)
+    own, other, agreed = [], [], []
+    with LLM(str(folder), max_model_len=4096) as llm:
+        if args.repeated:
+            image = Image.fromarray(rng.integers(0, 255, (1024, 1024, 3), np.uint8))
+            print(json.dumps({"longest_edge": longest, **repeated(llm, image, args.rounds)}), flush=True)
+            return
+        for number in range(args.rounds + 1):
+            image = Image.fromarray(rng.integers(0, 255, (1024, 1024, 3), np.uint8))
+            *mine, ids, tokens = ours(llm, image, args.tokens)
+            if args.profile:
+                print(json.dumps({"ours": mine, "tokens": len(ids)}), flush=True)
+                continue
+            their = theirs(model, processor, image, ids, args.tokens)
+            pictures = image, Image.new("RGB", image.size)
+            agreed.append([agreement(model, processor, each, ids, tokens) for each in pictures])
+            for made, kept in ((mine, own), (their, other)) if number else ():
+                kept.append(made)
+    if args.profile:
+        return
+    (own_s, own_rate), (their_s, their_rate) = (
+        [statistics.median(column) for column in zip(*made, strict=True)] for made in (own, other)
+    )
+    row = {"longest_edge": longest, "prompt_tokens": len(ids), "rounds": args.rounds, "dtype": "bfloat16"}
+    row |= {"octavo_first_token_s": round(own_s, 3), "transformers_first_token_s": round(their_s, 3)}
+    row |= {"octavo_tok_s": round(own_rate, 1), "transformers_tok_s": round(their_rate, 1)}
+    same, with_another = (round(statistics.mean(column), 3) for column in zip(*agreed, strict=True))
+    row |= {"same_tokens": same, "same_tokens_of_another_picture": with_another}
+    ratios = {
+        "first_token_ratio": round(their_s / own_s, 2),
+        "tok_s_ratio": round(own_rate / their_rate, 2),
+    }
+    print(json.dumps(row | ratios), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -117,36 +165,8 @@ def main() -> None:
     parser.add_argument("--repeated", action="store_true", help="a known picture beside text, nothing else")
     args = parser.parse_args()
     for longest in args.longest:
-        folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
-        model, processor = make_model(folder, longest)
-        own, other = [], []
-        with LLM(str(folder), max_model_len=4096) as llm:
-            if args.repeated:
-                image = Image.fromarray(rng.integers(0, 255, (1024, 1024, 3), np.uint8))
-                print(json.dumps({"longest_edge": longest, **repeated(llm, image, args.rounds)}), flush=True)
-                continue
-            for number in range(args.rounds + 1):
-                image = Image.fromarray(rng.integers(0, 255, (1024, 1024, 3), np.uint8))
-                *mine, ids = ours(llm, image, args.tokens)
-                if args.profile:
-                    print(json.dumps({"ours": mine, "tokens": len(ids)}), flush=True)
-                    continue
-                their = theirs(model, processor, image, ids, args.tokens)
-                for made, kept in ((mine, own), (their, other)) if number else ():
-                    kept.append(made)
-        if args.profile:
-            continue
-        (own_s, own_rate), (their_s, their_rate) = (
-            [statistics.median(column) for column in zip(*made, strict=True)] for made in (own, other)
-        )
-        row = {"longest_edge": longest, "prompt_tokens": len(ids), "rounds": args.rounds, "dtype": "bfloat16"}
-        row |= {"octavo_first_token_s": round(own_s, 3), "transformers_first_token_s": round(their_s, 3)}
-        row |= {"octavo_tok_s": round(own_rate, 1), "transformers_tok_s": round(their_rate, 1)}
-        ratios = {
-            "first_token_ratio": round(their_s / own_s, 2),
-            "tok_s_ratio": round(own_rate / their_rate, 2),
-        }
-        print(json.dumps(row | ratios), flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            compare(args, longest, Path(folder))
 
 
 if __name__ == "__main__":
