@@ -70,7 +70,8 @@ class ModelRunner:
         if isinstance(hidden, PendingSamples):
             pending.pending = hidden
         elif work.samples.size:
-            faults.hit("worker.forward", rows=hidden if isinstance(hidden, torch.Tensor) else None)
+            if isinstance(hidden, torch.Tensor):
+                faults.hit("worker.forward", rows=hidden)
             self.head.finish(step, kind, work, hidden, replayer.model, pending)
         if replay is None:
             replayer.after_eager(work, end)
