@@ -144,7 +144,7 @@ def test_children_share_their_images(llm):
     params = SamplingParams(temperature=1.0, n=3, max_tokens=4, seed=1)
     part_of(llm).batches.clear()
     outputs = llm.generate([prompt(image)], params, use_tqdm=False)[0].outputs
-    assert len(outputs) == 3 and part_of(llm).batches == [1]
+    assert len(outputs) == 3 and list(part_of(llm).batches) == [1]
 
 
 def test_settings_of_the_model(folder):
