@@ -72,7 +72,7 @@ def test_an_interrupt_is_raised_at_the_end():
 
 def test_it_is_wanted_by_a_thread_and_by_an_interrupt():
     lock = EngineLock()
-    thread = threading.Thread(target=lambda: lock.__enter__())
+    thread = threading.Thread(target=lock.__enter__)
     with pytest.raises(KeyboardInterrupt), lock:
         assert not lock.is_wanted
         signal.raise_signal(signal.SIGINT)
