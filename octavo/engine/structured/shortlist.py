@@ -157,7 +157,8 @@ class Shortlist:
         """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""
         is_allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         places = np.flatnonzero(is_allowed[: len(self._bounds) - 1])
-        starts, counts = self._bounds[places], np.diff(self._bounds)[places]
+        starts = self._bounds[places]
+        counts = self._bounds[places + 1] - starts
         ends, size = counts.cumsum(), len(self._places)
         if counts.sum() < size // _MANY:
             allowed = np.zeros(size + -size % 32, np.uint8)

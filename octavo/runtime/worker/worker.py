@@ -115,7 +115,7 @@ class Worker:
         drafts = self._drafter.kv_specs if self._drafter else self.model.draft_kv_specs
         specs = [*(self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]), *drafts]
         if (own := self.model.own_kv_specs) and self.model.has_logits:
-            own = range(own.start, len(specs))
+            own = range(own.start, len(specs))  # the last stage guesses
         self._groups = groups = of_stage(group_layers(specs, self._config.cache.block_size), own)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
