@@ -15,11 +15,12 @@ from typing import Any, TypedDict
 
 import psutil
 
+from octavo.base.cores import usable_cores
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.bench.diagnosis import Diagnosis, diagnose
 from octavo.bench.server_metrics import page_of
 from octavo.bench.tune.search import Search, Trial
-from octavo.bench.tune.space import cores_here, default_space, without
+from octavo.bench.tune.space import default_space, without
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.llm import LLM
@@ -102,7 +103,7 @@ class PerformanceTuner:
         Raises ConfigError when none can start.
         """
         if candidates is None:
-            axes = default_space(num_gpus=len(read_gpus()), num_cores=cores_here(), rounds=allow_rounding)
+            axes = default_space(num_gpus=len(read_gpus()), num_cores=usable_cores(), rounds=allow_rounding)
             search = Search(without(axes, self.options), self._measure, budget_s=time_budget_s)
             return self.options | search.run().options
         results: list[tuple[float, dict[str, Any]]] = []

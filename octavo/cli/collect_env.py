@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 
 from octavo.base import env
+from octavo.base.cores import usable_cores
 from octavo.cli import machine
 from octavo.version import __version__
 
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         "compiler": machine.compiler() or "none found",
         "cpu": machine.cpu_model(),
         "cpu flags": " ".join(machine.cpu_flags()) or "none known",
-        "cores": str(machine.num_cores()),
+        "cores": str(usable_cores()),
         "memory": f"{machine.in_gib(total)}, available {machine.in_gib(available)}",
         "gpu": "; ".join(machine.gpus()) or "none",
         "cache": str(env.cache_dir()),

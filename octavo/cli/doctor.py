@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch(url: str, seconds: float) -> list[str]:
     """What holds a server back. Raises OctavoError when it shows nothing."""
+    from octavo.base.cores import usable_cores
     from octavo.bench.backends import BACKENDS  # loads an HTTP client: only with --url
     from octavo.bench.client import Target
     from octavo.bench.diagnosis import diagnose, idle_core_s, watch
-    from octavo.bench.tune.space import cores_here
 
     async def look() -> list[str]:
         url_only = url.rstrip("/").removesuffix("/v1")
@@ -75,7 +75,7 @@ def _watch(url: str, seconds: float) -> list[str]:
         async with Target(url_only, BACKENDS["openai"], headers=headers) as target:
             idle_s = idle_core_s()
             pages, watched_s = await watch(target, seconds)
-            idle_cores = min((idle_core_s() - idle_s) / watched_s, cores_here())
+            idle_cores = min((idle_core_s() - idle_s) / watched_s, usable_cores())
         if not pages[-1].values:
             raise ConfigError(f"{url} shows no metrics: a key may be missing (OPENAI_API_KEY).")
         is_here = (urlsplit(url).hostname or "") in ("127.0.0.1", "localhost", "::1")

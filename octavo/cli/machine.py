@@ -3,7 +3,6 @@
 Asks the system and the package metadata only; imports none of the libraries it reports on.
 """
 
-import os
 import platform
 import shlex
 import shutil
@@ -41,11 +40,6 @@ def cpu_flags() -> list[str]:
     """The instruction sets that the CPU kernels care about."""
     flags = set((_cpuinfo().get("flags") or _cpuinfo().get("Features") or "").split())
     return [flag for flag in _CPU_FLAGS if flag in flags]
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> tuple[int, int]:

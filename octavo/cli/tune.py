@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.base.cores import usable_cores
 from octavo.base.errors import ConfigError
 from octavo.bench.backends import BACKENDS
 from octavo.bench.data_options import DataOptions
@@ -20,7 +21,7 @@ from octavo.bench.serve import ServeBench
 from octavo.bench.tune.objective import SCORES, ServerObjective
 from octavo.bench.tune.report import story, trial_line, written
 from octavo.bench.tune.search import Search, State, Trial
-from octavo.bench.tune.space import cores_here, default_space, read_space, without
+from octavo.bench.tune.space import default_space, read_space, without
 from octavo.cli.flags import add_engine_flags, add_flags, engine_options, options
 from octavo.config.args import EngineArgs
 from octavo.config.option import option
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         axes = read_space(wanted.space, EngineArgs.__dataclass_fields__)
     else:
         num_gpus = 0 if args.device == "cpu" else len(read_gpus())
-        axes = default_space(num_gpus=num_gpus, num_cores=cores_here(), rounds=wanted.allow_rounding)
+        axes = default_space(num_gpus=num_gpus, num_cores=usable_cores(), rounds=wanted.allow_rounding)
     state = State(Path(wanted.state), _question(args.model, fixed, wanted, bench))
     objective = ServerObjective(args.model, fixed, bench, SCORES[wanted.objective])
     search = Search(without(axes, fixed), objective, budget_s=wanted.time_budget, state=state, say=_say)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 from octavo.base import env
+from octavo.base.cores import usable_cores
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.hub import BUILT_IN, locate
 from octavo.base.log import get_logger
@@ -26,7 +27,7 @@ from octavo.config.option import TARGET
 from octavo.config.parallel import ALL_LAYERS, ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.processors import importable_name, installed_processors
-from octavo.config.resolve_parallel import check_device, check_sizes, resolve_parallel, usable_cores
+from octavo.config.resolve_parallel import check_device, check_sizes, resolve_parallel
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
 from octavo.config.speculative import (

@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from octavo.base import env
+from octavo.base.cores import usable_cores
 from octavo.base.devices import DEVICES
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
@@ -181,8 +182,3 @@ def find_device() -> str:
 
 def _exists(path: str) -> bool:
     return os.path.exists(path)  # noqa: PTH110  # a device node
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from octavo.base.cores import usable_cores
 from octavo.base.errors import OctavoError
 from octavo.bench.backends import BACKENDS
 from octavo.bench.client import Target
@@ -21,7 +22,7 @@ from octavo.bench.server_metrics import Page, read_page
 from octavo.bench.server_process import ServerProcess
 from octavo.bench.sweep.settings import applied
 from octavo.bench.tune.search import Trial
-from octavo.bench.tune.space import Options, cores_here
+from octavo.bench.tune.space import Options
 
 SCORES = {"throughput": "output_throughput", "goodput": "request_goodput"}
 """Fields of a benchmark's result, by what is wanted."""
@@ -85,7 +86,7 @@ class ServerObjective:
                 watcher.cancel()
             pages.append((time.monotonic(), await read_page(target)))
             idle_cores = (idle_core_s() - idle_s) / (time.monotonic() - start)
-        return result, _diagnose(pages, min(idle_cores, cores_here()))
+        return result, _diagnose(pages, min(idle_cores, usable_cores()))
 
 
 async def _watch(target: Target, pages: list[tuple[float, Page]]) -> None:

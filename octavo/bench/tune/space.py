@@ -4,7 +4,6 @@ The first choice of an axis is the default (no option). Axes stand in the order 
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +56,6 @@ def read_space(path: str, known: Iterable[str]) -> list[Axis]:
 def without(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> list[Axis]:
     """Return the axes that change no option which the user has fixed."""
     return [axis for axis in axes if not any(name in fixed for choice in axis.choices for name in choice)]
-
-
-def cores_here() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _of(name: str, *values: Any) -> Axis:

@@ -8,7 +8,6 @@ process. Forcing is switched off: the model itself chooses how to spell what is 
 to, and no tokenizer is needed here.
 """
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -21,6 +20,7 @@ import llguidance
 import numpy as np
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
+from octavo.base.cores import usable_cores
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.engine.structured.alphabet import Alphabet, Alphabets
@@ -167,7 +167,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             ids.pop(vocabulary.tokens[token_id], None)
         self._spelling = Spelling(vocabulary.tokens, ids)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-        self._num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._num_threads = min(_MAX_THREADS, usable_cores())
         self._threads = llguidance.LLExecutor(self._num_threads)
         self._masks: LRU[tuple[int, bytes], np.ndarray] = LRU(_MAX_MASK_BYTES)
         """What the answers for a shortlist mean, by its number and the answer."""

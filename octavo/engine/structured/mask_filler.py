@@ -6,13 +6,13 @@ closer. Else the next steps' are filled one by one, and the processor time of ea
 masks were slow too often fails; the others go on.
 """
 
-import os
 from collections.abc import Sequence
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 
+from octavo.base.cores import usable_cores
 from octavo.base.log import get_logger
 from octavo.engine.structured.interface import Backend
 from octavo.engine.structured.request_matcher import FAILURE, RequestMatcher
@@ -41,7 +41,7 @@ class MaskFiller:
     def masks(self, backend: Backend[Any], matchers: Sequence[RequestMatcher]) -> list[np.ndarray | None]:
         """See Backend.masks. A matcher that is too slow, or makes the library raise, fails alone: None."""
         if len(matchers) > 1 and not self._num_watched:
-            began_s, usual_s = perf_counter(), SLOW_S + _ORDINARY_S * len(matchers) / (os.cpu_count() or 1)
+            began_s, usual_s = perf_counter(), SLOW_S + _ORDINARY_S * len(matchers) / usable_cores()
             if (masks := _masks(backend, matchers)) is not None:
                 self._num_watched = _WATCHED_STEPS if perf_counter() - began_s > usual_s else 0
                 return [*masks]

@@ -9,7 +9,6 @@ Noting begins where threads do not compile yet: they would take turns with it fo
 operation of torch.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from triton import AsyncCompileMode
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
+from octavo.base.cores import usable_cores
 from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
@@ -49,7 +49,7 @@ def compile_ahead(work: Callable[[], None], device: torch.device) -> None:
     with _Notes() as notes:
         work()
     noted = time.perf_counter()
-    num_threads = max(1, min(len(os.sched_getaffinity(0)), len(notes.kernels)))
+    num_threads = max(1, min(usable_cores(), len(notes.kernels)))
     with ThreadPoolExecutor(num_threads, "compile", torch.cuda.set_device, (device,)) as threads:
         list(threads.map(_try, notes.kernels))
     logger.debug(
