@@ -1,5 +1,6 @@
 """How the KV cache is laid out: what the runtime needs, and what the engine planned."""
 
+from collections.abc import Sequence
 from math import lcm
 from typing import ClassVar
 
@@ -82,6 +83,14 @@ class ModelReady(msgspec.Struct, array_like=True):
     """Per rank, kept back for the largest steps; 0 where that is not done."""
     host_weight_bytes: int = 0
     """Of `weight_bytes`, those that are kept in host memory."""
+
+    @classmethod
+    def of_all(cls, ranks: Sequence["ModelReady"]) -> "ModelReady":
+        """Return the largest groups and uses of all ranks, and the least room."""
+        largest = max(ranks, key=lambda r: max((len(group.layers) for group in r.groups), default=0))
+        available = min(rank.available_bytes for rank in ranks)
+        uses = zip(*((r.weight_bytes, r.workspace_bytes, r.host_weight_bytes) for r in ranks), strict=True)
+        return cls(largest.groups, available, *map(max, uses))
 
 
 class Forecast(msgspec.Struct, array_like=True):

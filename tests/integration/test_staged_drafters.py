@@ -4,6 +4,9 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import OctavoError
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import resolve
+from octavo.engine.memory_plan import plan_memory
 from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.runtime.speculative.drafter import Drafter
 from tests.integration import test_dflash as dflash
@@ -181,3 +184,17 @@ def test_a_drafter_of_the_users_own(target):  # noqa: F811
     assert found == expected and issubclass(Repeats, Drafter)
     with pytest.raises(OctavoError, match=r"pipeline_parallel_size=2: .*\.Keeps has a cache"):
         drafting(target[1], "custom_class", name, 2, **common)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_the_plan_counts_a_drafter_where_it_is(target, heads, method):  # noqa: F811
+    """In the last stage, whose part is the larger."""
+    given = {"method": method, "model": heads[method][0], "num_speculative_tokens": COUNT}
+    common = {"skip_tokenizer_init": True, **COMMON, "num_gpu_blocks_override": 0, "max_num_seqs": 4}
+    options = {"model": target[1], "speculative_config": given, "pipeline_parallel_size": 2} | common
+    plan = plan_memory(resolve(EngineArgs(**options)))
+    with LLM(**options) as llm:
+        first, last = sorted(llm.collective_rpc("describe"), key=lambda held: held["pp_rank"])
+    assert plan.weight_bytes == last["weight_bytes"] > first["weight_bytes"]
+    assert plan.num_blocks * plan.kv_bytes_per_block == last["kv_cache_bytes"] >= first["kv_cache_bytes"]

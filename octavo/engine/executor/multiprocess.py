@@ -126,15 +126,7 @@ class MultiprocessExecutor(Executor):
             loaded = self._gather(Loaded)
             self._opened = opened.pop_all()
         self._serving = True
-        ready = [answer.ready for answer in loaded]
-        largest = max(ready, key=lambda r: max((len(group.layers) for group in r.groups), default=0))
-        return ModelReady(
-            largest.groups,
-            min(r.available_bytes for r in ready),
-            max(r.weight_bytes for r in ready),
-            max(r.workspace_bytes for r in ready),
-            max(r.host_weight_bytes for r in ready),
-        )
+        return ModelReady.of_all([answer.ready for answer in loaded])
 
     def allocate(self, plan: CachePlan) -> None:
         self._commands.send(plan)

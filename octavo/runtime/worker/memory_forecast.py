@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from octavo.base.devices import torch_name
 from octavo.base.errors import Unsupported
@@ -31,15 +32,16 @@ from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.forms import StoredParameter
 from octavo.runtime.quantization.parameter import Stored
 from octavo.runtime.speculative.load import load_drafter
-from octavo.runtime.worker.kv_tensors import group_layers
-from octavo.runtime.worker.profile_run import measure
+from octavo.runtime.worker.profile_run import cache_groups, measure
 
 GPU_CONTEXT_BYTES = 600 << 20
 """What driver, libraries and kernels take of a GPU before anything is loaded, about."""
 
 
 def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
-    """Return what rank 0 will need and find. device_bytes: of each device; 0 = what is free here now.
+    """Return what the stage with the least room will need and find, with the largest uses of all.
+
+    device_bytes: of each device; 0 = what is free here now
 
     Raises ConfigError (BadCheckpoint) as loading would, Unsupported for models that run by foreign code.
     """
@@ -49,18 +51,23 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
             f"{config.checkpoint.architecture} runs by transformers' code: what it takes is known once it is "
             "loaded. Start it; what does not fit is refused with figures."
         )
+    stages = [_of_stage(config, device_bytes, i) for i in range(config.parallel.pipeline_parallel_size)]
+    fullest = min(stages, key=lambda stage: stage.ready.available_bytes)
+    return replace(fullest, ready=ModelReady.of_all([stage.ready for stage in stages]))
+
+
+def _of_stage(config: EngineConfig, device_bytes: int, number: int) -> Forecast:
+    """Return what the first rank of one stage will need and find."""
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
     sizes = config.parallel
-    tp, pp = Group(0, sizes.tensor_parallel_size), Group(0, sizes.pipeline_parallel_size)
+    tp, pp = Group(0, sizes.tensor_parallel_size), Group(number, sizes.pipeline_parallel_size)
     ep = Group(0, sizes.tensor_parallel_size * (sizes.data_parallel_size if sizes.shares_experts else 1))
     dcp = Group(0, sizes.decode_context_parallel_size)
     parallel = _OneOfMany(tp, pp, ep=ep if sizes.enable_expert_parallel else ONE, dcp=dcp)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
-    specs = [layer.kv_spec for layer in model.cache_layers]
-    specs += drafter.kv_specs if drafter else model.draft_kv_specs
-    groups = group_layers(specs, config.cache.block_size)
+    groups = cache_groups(model, drafter, config.cache.block_size)
     found = measure(model, config, platform)
     step, recorded, tables, adapters, _ = found
     workspace = tables if on_cpu else sum(found)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.config.engine import EngineConfig
-from octavo.messages.kv import CachePlan
+from octavo.messages.kv import CachePlan, KVCacheGroup
 from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
@@ -19,7 +19,8 @@ from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
-from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
+from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
 
 _PRIME = 7919
 _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
@@ -37,6 +38,16 @@ class Workspace(NamedTuple):
     """In the slots of a GPU."""
     media: int = 0
     """What an encoder made of images, in a GPU's memory."""
+
+
+def cache_groups(model: Model, drafter: Drafter | None, block_size: int) -> list[KVCacheGroup]:
+    """Return the groups of the cache with this stage's layers; in the last, the drafter's too."""
+    drafts = drafter.kv_specs if drafter else model.draft_kv_specs
+    specs = [*(model.kv_specs or [layer.kv_spec for layer in model.cache_layers]), *drafts]
+    own = model.own_kv_specs
+    if own and model.has_logits:
+        own = range(own.start, len(specs))
+    return of_stage(group_layers(specs, block_size), own)
 
 
 def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace:

@@ -44,12 +44,12 @@ from octavo.runtime.worker.expert_balancer import ExpertBalancer
 from octavo.runtime.worker.host_copy import HostCopy
 from octavo.runtime.worker.hot_experts import HotExperts
 from octavo.runtime.worker.kv_scale_run import measure_kv_scales
-from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, make_cache, of_stage
+from octavo.runtime.worker.kv_tensors import KVTensors, make_cache
 from octavo.runtime.worker.lockstep import make_lockstep
 from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
-from octavo.runtime.worker.profile_run import measure
+from octavo.runtime.worker.profile_run import cache_groups, measure
 from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.prompt_embeds import PromptEmbedsPart
 from octavo.runtime.worker.prompt_scores import PromptScores
@@ -112,11 +112,7 @@ class Worker:
         self._load_weights()
         if self._lockstep is not None:
             self._lockstep.measure()
-        drafts = self._drafter.kv_specs if self._drafter else self.model.draft_kv_specs
-        specs = [*(self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]), *drafts]
-        if (own := self.model.own_kv_specs) and self.model.has_logits:
-            own = range(own.start, len(specs))  # the last stage guesses
-        self._groups = groups = of_stage(group_layers(specs, self._config.cache.block_size), own)
+        self._groups = groups = cache_groups(self.model, self._drafter, self._config.cache.block_size)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
         own_bytes = self._platform.available_memory_bytes(self._config.cache.gpu_memory_utilization)
