@@ -55,13 +55,13 @@ def test_quick_ones_are_filled_together(backend):
 
 def test_many_ordinary_masks_stay_together(backend, monkeypatch):
     """256 of them take longer than one that is slow; so would they one by one."""
-    monkeypatch.setattr(mask_filler.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(mask_filler, "usable_cores", lambda: 4)
     fill(backend, *[0.0003] * 256)
     assert set(backend.calls) == {256}
 
 
 def test_a_slow_one_in_a_large_company_is_found(backend, monkeypatch):
-    monkeypatch.setattr(mask_filler.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(mask_filler, "usable_cores", lambda: 16)
     slow, *others = fill(backend, 4 * SLOW_S, *[0.0001] * 255)
     assert slow.failure and not any(other.failure for other in others)
 
