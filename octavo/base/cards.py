@@ -30,6 +30,8 @@ class Card(NamedTuple):
     """Tiles are fetched by descriptors (TMA), clusters share them, and a launch may begin early (PDL)."""
     has_warp_groups: bool = False
     """Products of four warps from shared memory (WGMMA), which the kernels in Gluon are written for."""
+    most_stages: int = 8
+    """Of the loop over keys: of more, Triton 3.6 makes nothing for RDNA 3."""
 
 
 _KIB = 1 << 10
@@ -48,7 +50,7 @@ CARDS = {
         Card("sm_121", 99 * _KIB, has_fp8=True, has_copy_engine=True),
         Card("gfx90a", 64 * _KIB, warp_size=64, has_tf32=False),
         Card("gfx942", 64 * _KIB, warp_size=64, has_tf32=False),
-        Card("gfx1100", 64 * _KIB, has_tf32=False),
+        Card("gfx1100", 64 * _KIB, has_tf32=False, most_stages=3),
     )
 }
 

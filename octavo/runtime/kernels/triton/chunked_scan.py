@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.recurrent import SCAN_CHUNK, Decay, Scanned, States
-from octavo.runtime.kernels.triton.launch import WAVE, cdiv, has_tf32, power_of_2
+from octavo.runtime.kernels.triton.launch import WAVE, cdiv, has_tf32, power_of_2, reads_shared
 from octavo.runtime.kernels.triton.states import (
     decay_of,
     numbers_of,
@@ -26,8 +26,8 @@ from octavo.runtime.kernels.triton.states import (
     strides_of,
 )
 
-_LONG_CHUNK = 64  # where no system is solved
-_ROWS = 32  # of a state; half of it where that occupies the device
+_LONG_CHUNK = 64  # where no system is solved; out of registers SM 8.0 spills 6 KB of a thread
+_ROWS = 32  # of a state; half of it where that occupies the device, and in float32, which spilled 18 KB
 
 
 # fmt: off
@@ -146,13 +146,14 @@ def scan_chunks(new: Scanned, decay: Decay, states: States, y: Tensor) -> None:
     requests = len(batch.kv_lens)
     bounds, lens = batch.cu_q_lens, batch.kv_lens
     is_rounded = y.dtype != torch.float32 and has_tf32()  # else products are made in registers
+    is_long = is_rounded and new.strengths is None and reads_shared()
     common: dict[str, Any] = {
         "H": heads,
         "G": groups,
         "N": key_size,
         "N_PAD": power_of_2(key_size),
         "BLOCK": states.cache.shape[1],
-        "CHUNK": _LONG_CHUNK if is_rounded and new.strengths is None else SCAN_CHUNK,
+        "CHUNK": _LONG_CHUNK if is_long else SCAN_CHUNK,
         "PRECISION": "tf32" if is_rounded else "ieee",
     }
     strengths, inverse = (new.steps, decay.rate) if new.strengths is None else (new.strengths, None)
@@ -167,7 +168,8 @@ def scan_chunks(new: Scanned, decay: Decay, states: States, y: Tensor) -> None:
     skip = decay.rate if decay.skip is None else decay.skip
     strides_in = [x.stride(0) for x in inputs] + [*strides_of(states)]
     number = (requests - batch.num_singles) * heads
-    rows = max(16, min(_ROWS if number * cdiv(size, _ROWS) >= WAVE else _ROWS // 2, power_of_2(size)))
+    is_tall = is_rounded and number * cdiv(size, _ROWS) >= WAVE
+    rows = max(16, min(_ROWS if is_tall else _ROWS // 2, power_of_2(size)))
     kind = {"P": size, "DELTA": new.strengths is not None, "SKIP": decay.skip is not None}
     kind |= {"ROWS": rows, "DRAFTS": states.num_drafts}
     _chunk_kernel[requests - batch.num_singles, heads, cdiv(size, rows)](

@@ -92,6 +92,12 @@ def has_warp_groups() -> bool:
     return known is not None and known.has_warp_groups
 
 
+def reads_shared() -> bool:
+    """Return True if tensor cores read tiles from shared memory, not from registers."""
+    known = card()
+    return known is None or known.shared_bytes >= CARDS["sm_90"].shared_bytes
+
+
 def fits(num_stages: int, stage_bytes: int, other_bytes: int = 0) -> bool:
     """Return True if tiles of a loop in so many stages fit the card's shared memory, beside other tiles.
 
@@ -102,7 +108,7 @@ def fits(num_stages: int, stage_bytes: int, other_bytes: int = 0) -> bool:
     if known is None:
         return True
     kept = max(1, num_stages - 1)
-    if known.shared_bytes >= CARDS["sm_90"].shared_bytes:
+    if reads_shared():
         kept = num_stages if known.has_warp_groups else num_stages + 2
     return kept * stage_bytes + other_bytes <= known.shared_bytes
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
+    card,
     cdiv,
     fits,
     has_copy_engine,
@@ -121,12 +122,13 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
     else:
         tile = next((tile for most, tile in _BY_PAIRS if num_pairs <= most), _MANY_PAIRS)
     tile_k, warps, stages = tile
+    known = card()
     tile_m = max(8 if is_swapped else 16, power_of_2(constants["GROUP"]))
     return is_swapped, constants | {
         "TILE_M": tile_m,
         "TILE_K": tile_k,
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
-        "num_stages": stages,
+        "num_stages": min(stages, known.most_stages) if known else stages,
     }
 
 
