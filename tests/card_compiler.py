@@ -1,7 +1,8 @@
 """Compiles kernels for a card that is not here: `python -m tests.card_compiler CARD [MOST [KERNEL …]]`.
 
 TRITON_INTERPRET must be 0. The kernels' own launch code runs, over tensors without values, as it would on
-that card. What it launches is compiled to machine code, and a line of JSON says what it takes.
+that card. What it launches is compiled to machine code by a process for each core, and a line of JSON says
+what it takes.
 
 What a kernel takes depends on its tiles, warps, stages and the bytes of its types, and on what is switched
 on; not on the counts, strides and bounds that are constants, too. So of a thousand forms few are compiled:
@@ -9,8 +10,11 @@ each tile with each width of its types, and each switch on and off.
 """
 
 import contextlib
+import functools
 import io
 import json
+import multiprocessing
+import os
 import re
 import sys
 
@@ -71,19 +75,20 @@ class Compiler(offline_triton.Compiler):
         self.noted.setdefault(src.fn.__name__, []).append((src, options))
         return super().compile(src)
 
-    def usage(self, most):
-        """What each form of those that cover all takes, at most so many of each kernel, spread over them."""
-        for name, noted in sorted(self.noted.items()):
+    def forms(self, most):
+        """Those that cover all, at most so many of each kernel, spread over them."""
+        for _, noted in sorted(self.noted.items()):
             forms = covering(noted)
-            step = max(1, -(-len(forms) // most))
-            for src, options in forms[::step]:
-                constants = {src.fn.arg_names[path[0]]: str(value) for path, value in src.constants.items()}
-                form = {"kernel": name, "constants": constants}
-                try:
-                    form |= self._compiled(src, options)
-                except Exception as error:
-                    form["error"] = f"{type(error).__name__}: {str(error)[-400:]}"
-                yield form
+            yield from forms[:: max(1, -(-len(forms) // most))]
+
+    def usage(self, src, options):
+        """What a form takes, or why it does not compile."""
+        constants = {src.fn.arg_names[path[0]]: str(value) for path, value in src.constants.items()}
+        form = {"kernel": src.fn.__name__, "constants": constants}
+        try:
+            return form | self._compiled(src, options)
+        except Exception as error:
+            return form | {"error": f"{type(error).__name__}: {str(error)[-400:]}"}
 
     def _compiled(self, src, options):
         """Bytes of shared memory, threads, and registers and spilled bytes of each, as the compiler says."""
@@ -110,6 +115,27 @@ def _number(pattern, text):
     return int(found[1]) if found else 0
 
 
+def share_out(works):
+    """Call each of them once, in forked processes that take the next when they are done with one."""
+    fork = multiprocessing.get_context("fork")
+    following = fork.Value("i", 0)
+
+    def take():
+        while True:
+            with following.get_lock():
+                turn, following.value = following.value, following.value + 1
+            if turn >= len(works):
+                return
+            works[turn]()
+
+    children = [fork.Process(target=take) for _ in os.sched_getaffinity(0)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert not any(child.exitcode for child in children), "a compiler crashed"
+
+
 def main(card, most="1000000", *kernels):
     """Print a line for each form; kernels: those to compile, all if none is named."""
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -121,8 +147,11 @@ def main(card, most="1000000", *kernels):
     card_workload.run(CARDS[card])
     if kernels:
         compiler.noted = {name: compiler.noted[name] for name in kernels}
-    for form in compiler.usage(int(most)):
-        print(json.dumps(form), flush=True)
+
+    def tell(form):
+        print(json.dumps(compiler.usage(*form)), flush=True)
+
+    share_out([functools.partial(tell, form) for form in compiler.forms(int(most))])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every Triton kernel compiles to machine code for every card and takes no more than it has.
 
 No GPU is needed: the launch code runs as on the card, and Triton's compilers for NVIDIA and AMD do the rest.
-A few kernels are compiled here; OCTAVO_TEST_CARDS=1 compiles all of them in all tiles, for an hour.
+A few kernels are compiled here; OCTAVO_TEST_CARDS=1 compiles all of them in all tiles: two hours of one core.
 """
 
 import json
