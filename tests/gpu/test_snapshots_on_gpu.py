@@ -23,6 +23,26 @@ def tokens(llm):
     return list(output.outputs[0].token_ids)
 
 
+def test_packed_weights(make_llm, tmp_path):
+    """The folder keeps them as they were arranged for tensor cores."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "head_dim": 64}
+    model = save(make_oracle(tiny_config("LlamaForCausalLM") | sizes), tmp_path / "model")
+    kept, options = tmp_path / "kept", {"dtype": "bfloat16", "quantization": "int8"}
+    llm = make_llm(model, **options)
+    expected, [about] = tokens(llm), llm.collective_rpc("describe")
+    command = [sys.executable, "-m", "octavo", "snapshot", str(model), str(kept), *FLAGS]
+    command += [word for name, value in options.items() for word in (f"--{name}", value)]
+    subprocess.run(command, check=True, timeout=300)
+    assert any("A8_32" in kind for kind in about["packed_matrices"])
+    shutil.rmtree(model)
+    llm = make_llm(kept, dtype="auto")
+    assert tokens(llm) == expected
+    [again] = llm.collective_rpc("describe")
+    assert [again[name] for name in ("packed_matrices", "weight_bytes")] == [
+        about[name] for name in ("packed_matrices", "weight_bytes")
+    ]
+
+
 def test_the_same_tokens(make_llm, tmp_path):
     """Here, and in a server, whose engine imports less of torch. float32: their steps have other shapes."""
     model, kept = save(make_oracle(tiny_config("LlamaForCausalLM")), tmp_path / "model"), tmp_path / "kept"
