@@ -2,11 +2,11 @@
 
     python benchmarks/record.py route python -m benchmarks.route [--rows prefixes,added]
 
-prefixes: four servers with the default model, one thread each; 16 prefixes, of which each cache holds
-six. `octavo bench serve` asks the router for 8 at once, with the policies in turn. Told are requests per
-second, the median time to the first token, and the tokens that the servers had to compute, which no other
-work on the machine changes. added: the median time of a request to a server, and through a router before it,
-one at a time and in turn; and the router's CPU time for each.
+prefixes: four servers with the default model, one thread each, on cores of their own where there are ten;
+16 prefixes, of which each cache holds six. `octavo bench serve` asks the router for 8 at once, with the
+policies in turn. Told are requests per second, the median time to the first token, and the tokens that the
+servers had to compute, which no other work on the machine changes. added: the median time of a request to a
+server, and through a router before it, one at a time and in turn; and the router's CPU time for each.
 """
 
 import argparse
@@ -50,8 +50,10 @@ def prefixes() -> None:
     flags += ["--max-model-len", "512", "--max-num-seqs", "4", "--dev-mode"]
     found: dict[str, list[dict[str, float]]] = {"round_robin": [], "prefix": []}
     with ExitStack() as stack:
-        servers = [stack.enter_context(running("serve", "smollm2", *flags)) for _ in range(_NUM_SERVERS)]
+        *own, rest = shares(_NUM_SERVERS + 1)
+        servers = [stack.enter_context(running("serve", "smollm2", *flags, cores=cores)) for cores in own]
         wait_for(*servers)
+        os.sched_setaffinity(0, rest)
         urls = [url for url, _ in servers]
         for number in range(_ROUNDS):
             for policy, rows in found.items():
@@ -157,12 +159,26 @@ def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> None:
     answer.raise_for_status()
 
 
+def shares(number: int) -> list[set[int]]:
+    """So many parts of the cores that this process may use; all of them each time where they are few."""
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) // number
+    if size < 2:
+        return [set(cores)] * number
+    return [set(cores[place * size :][:size]) for place in range(number)]
+
+
 @contextmanager
-def running(*words: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The address of a server or a router, and its process; it may not be ready yet."""
+def running(*words: str, cores: set[int] | None = None) -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a server or a router, and its process; it may not be ready yet.
+
+    cores: those that it may use; None: those of this process
+    """
     port = get_open_port()
     command = [sys.executable, "-m", "octavo", *words, "--port", str(port)]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
+    if cores is not None:
+        os.sched_setaffinity(process.pid, cores)  # before it has threads
     try:
         yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
     finally:

@@ -48,8 +48,10 @@ def compared(finalists, rounds=3):
     return {options: statistics.median(rates) for options, rates in found.items()}
 
 
-@pytest.mark.opt_in("OCTAVO_TEST_TUNE")  # measures for minutes
+@pytest.mark.opt_in("OCTAVO_TEST_TUNE")
+@pytest.mark.timeout(3600)  # measures for minutes, or longer where others work
 def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
+    """In half the time that all of it takes."""
     space = {"max_num_seqs": [4, 8, 32], "max_num_batched_tokens": [128, 512]}
     file = tmp_path / "space.json"
     file.write_text(json.dumps(space))
@@ -61,18 +63,20 @@ def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
         f"--space={file}",
     ]
 
-    def scores(name, budget):
+    def trials(name, budget):
         state = tmp_path / f"{name}.json"
         command = [sys.executable, "-m", "octavo", "tune", "smollm2", *words]
         command += [f"--state={state}", f"--time-budget={budget}", f"--output={tmp_path / 'tuned.yaml'}"]
         subprocess.run(command, timeout=1800, check=True)
-        trials = json.loads(state.read_text())["trials"]
-        return {json.dumps(t["options"], sort_keys=True): t["score"] for t in trials}
+        return json.loads(state.read_text())["trials"]
 
-    grid, tuned = scores("grid", 1e9), scores("tuned", 90)
-    assert len(grid) == 12 > len(tuned)
+    every = trials("grid", 1e9)
+    some = trials("tuned", sum(trial["seconds"] for trial in every) / 2)
+    assert len(every) == 12 > len(some)
+    grid, tuned = ({json.dumps(t["options"], sort_keys=True): t["score"] for t in n} for n in (every, some))
     chosen = max(tuned, key=tuned.get)
     best = compared([chosen, *sorted(grid, key=grid.get)[-3:]])
+    print(json.dumps({"grid": grid, "tuned": tuned, "measured again": best, "chosen": chosen}))
     assert best[chosen] >= 0.95 * max(best.values()), (grid, tuned, best)
 
 
