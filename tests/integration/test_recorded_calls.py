@@ -3,8 +3,11 @@
 import pytest
 
 from octavo import SamplingParams
+from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.kernels.cpu import call_recorder
-from octavo.runtime.kernels.cpu.library import Library
+from octavo.runtime.kernels.cpu.library import Library, Products, load_library
+from octavo.runtime.kernels.sampling import Choice
+from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.worker import recorded_calls
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests.integration.test_invariance import params, prompts, tokens
@@ -23,9 +26,9 @@ def tries(monkeypatch):
     """Of how many tokens the steps were that were to be recorded."""
     tried, record = [], RecordedCalls._record_forward
 
-    def counted(steps, batch):
+    def counted(steps, batch, end):
         tried.append(len(batch.positions))
-        return record(steps, batch)
+        return record(steps, batch, end)
 
     monkeypatch.setattr(RecordedCalls, "_record_forward", counted)
     return tried
@@ -172,3 +175,44 @@ def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, trie
     expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
     assert tokens(make_llm(path), work, wanted) == expected
     assert (tries, repeats[0]) == ([1], 0)
+
+
+def test_greedy_tokens_are_part_of_the_recording(smollm2_path, make_llm, monkeypatch):
+    """Where a kernel chooses them, from the head as it is packed; else the recording ends before the head.
+
+    Those of rows that fill a recording up (nine become twelve) are left out.
+    """
+    chosen, choose = [], TokenHead.finish
+
+    def noted(head, step, kind, work, hidden, *others):
+        chosen.append((len(work.samples), isinstance(hidden, Choice)))
+        choose(head, step, kind, work, hidden, *others)
+
+    monkeypatch.setattr(TokenHead, "finish", noted)
+    work = prompts(9, shared=4)
+    wanted = [SamplingParams(max_tokens=6 + number, temperature=0, ignore_eos=True) for number in range(9)]
+
+    def made(**options):
+        chosen.clear()
+        return tokens(make_llm(smollm2_path, activations="bfloat16", **options), work, wanted)
+
+    recorded, library = made(), load_library()
+    has_kernel = library is not None and library.bfloat16_products is Products.TILES
+    assert dict(chosen[3:]) == dict.fromkeys(range(1, 10), has_kernel)
+    assert recorded == made(enforce_eager=True)
+    assert not any(is_chosen for _, is_chosen in chosen)
+
+
+@pytest.mark.parametrize("path", ["tiny_llama", "tiny_qwen3", "tiny_deepseek"])
+def test_tokens_that_cannot_be_recorded_are_chosen_behind(path, request, make_llm, monkeypatch, repeats):
+    """The second recording of a step computes its own rotations, not those of the one that was refused."""
+
+    def greedy(model, hidden):
+        logits = model.logits(hidden)
+        return logits.argmax(dim=1), logits.amax(dim=1)
+
+    monkeypatch.setattr(Decoder, "greedy", greedy)
+    path = request.getfixturevalue(path)
+    work, wanted = prompts(3, shared=4), SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+    expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
+    assert (tokens(make_llm(path), work, wanted), repeats[0]) == (expected, 9)

@@ -125,8 +125,8 @@ def test_recorded_calls_serve_recurrent_layers(tmp_path, monkeypatch):
     outputs, recorded = [], []
     record = RecordedCalls._record_forward
 
-    def noted(replayer, batch):
-        replay = record(replayer, batch)
+    def noted(replayer, batch, end):
+        replay = record(replayer, batch, end)
         recorded.append(replay is not None)
         return replay
 

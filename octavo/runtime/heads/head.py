@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from octavo.messages.step import SchedulerOutput, TokenMasks
+from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind, Masked
 from octavo.runtime.transfer import Array
@@ -24,11 +25,11 @@ class Head(StepPart):
         step: SchedulerOutput,
         kind: Kind | Masked | None,
         work: Work,
-        hidden: Tensor | Unmasked,
+        hidden: Tensor | Choice | Unmasked,
         model: Model,
         pending: PendingStep,
     ) -> None:
-        """End a step, unless a replay has; `kind` said how. hidden: [S, hidden_size], of `work.samples`"""
+        """End a step, unless a replay has; `kind` said how. hidden: as replayed, of `work.samples`"""
 
     @property
     def awaits_masks(self) -> bool:

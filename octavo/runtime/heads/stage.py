@@ -15,6 +15,7 @@ from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.group import Group
 from octavo.runtime.heads.head import Head
 from octavo.runtime.heads.token import TokenHead
+from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array, to_device
@@ -52,7 +53,7 @@ class StageHead(Head):
         step: SchedulerOutput,
         kind: Kind | Masked | None,
         work: Work,
-        hidden: Tensor | Unmasked,
+        hidden: Tensor | Choice | Unmasked,
         model: Model,
         pending: PendingStep,
     ) -> None:

@@ -50,7 +50,7 @@ class TokenHead(Head):
         step: SchedulerOutput,
         kind: Kind | Masked | None,
         work: Work,
-        hidden: Tensor | Unmasked,
+        hidden: Tensor | Choice | Unmasked,
         model: Model,
         pending: PendingStep,
     ) -> None:
@@ -62,6 +62,9 @@ class TokenHead(Head):
             pending.given = HostCopies([ids[to_device(places, ids.device)]])
         if isinstance(hidden, Unmasked):
             self._unsampled = partial(self._replay, pending, hidden)
+        elif isinstance(hidden, Choice):
+            self._send(pending, rows, ends, SamplerOutput(*hidden))
+            return
         elif found := choose_early(kind, model, hidden, partial(self._draws, rows, ends)):
             self._send(pending, rows, ends, SamplerOutput(*found))
             return

@@ -71,9 +71,12 @@ class HostCopies:
     def __init__(self, tensors: list[torch.Tensor], order: Array | None = None) -> None:
         """order: of the rows of the copies; None = as they are"""
         self._order, device = order, tensors[0].device
-        self._copies = [torch.empty_like(t, device="cpu", pin_memory=device.type != "cpu") for t in tensors]
-        for copy, tensor in zip(self._copies, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
+        if device.type == "cpu":
+            self._copies = [tensor.clone() for tensor in tensors]
+        else:
+            self._copies = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
+            for copy, tensor in zip(self._copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
         self._end = Moment(device)
 
     @property

@@ -70,8 +70,7 @@ class ModelRunner:
         if isinstance(hidden, PendingSamples):
             pending.pending = hidden
         elif work.samples.size:
-            if isinstance(hidden, torch.Tensor):
-                faults.hit("worker.forward", rows=hidden)
+            faults.hit("worker.forward", rows=hidden if isinstance(hidden, torch.Tensor) else None)
             self.head.finish(step, kind, work, hidden, replayer.model, pending)
         if replay is None:
             replayer.after_eager(work, end)

@@ -88,12 +88,13 @@ def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
         owners = owners.repeat(counts)
         offsets = np.arange(len(owners)) - (counts.cumsum() - counts)[owners]
         rows, computed, scheduled = rows[owners], computed[owners] + offsets, scheduled[owners]
-    starts = np.zeros(len(rows) + 1, np.int64)
-    scheduled.cumsum(out=starts[1:])
-    ends = computed + scheduled
-    (samples,) = (ends >= state.num_tokens[rows]).nonzero()
+    starts = np.arange(len(rows) + 1)
     (others,) = (scheduled != 1).nonzero()
     num_singles = int(others[0]) if others.size else len(rows)
+    if others.size:
+        scheduled.cumsum(out=starts[1:])
+    ends = computed + scheduled
+    (samples,) = (ends >= state.num_tokens[rows]).nonzero()
     return Work(rows, computed, ends, starts, samples, owners, num_singles)
 
 

@@ -13,14 +13,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch, group_tables
+from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.steps import RecordCalls
 from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.chained_steps import End
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -30,6 +33,15 @@ from octavo.runtime.worker.request_state import RequestState
 
 _MOST_ROWS = 128
 _FEWEST_TOKENS = 256  # below, recording a step costs more than Python between its kernels
+T = TypeVar("T")
+
+
+class _Shape(NamedTuple):
+    """What recordings differ in. is_changed: as in Work; is_greedy: they end with tokens"""
+
+    num_rows: int
+    is_changed: bool = False
+    is_greedy: bool = False
 
 
 class RecordedCalls(Replayer):
@@ -43,7 +55,7 @@ class RecordedCalls(Replayer):
         record: RecordCalls,
         variant: Variant = one_variant,
     ) -> None:
-        """variant: what surrounds the recording of a step; is_changed: as in Work"""
+        """variant: what surrounds the recording of a step"""
         assert state.host_tokens is not None, "the state is not in host memory"
         super().__init__(model, cache, state, batch_invariant=True)
         self._record, self._variant = record, variant
@@ -51,9 +63,8 @@ class RecordedCalls(Replayer):
         self._least_block = min(state.block_sizes)
         self._is_recordable = True
         self._too_many: float = math.inf
-        self._recorded: dict[tuple[int, bool], Callable[[], Tensor]] = {}
-        """By number of rows, and whether adapters change some: what computes the first rows of the inputs,
-        and returns their hidden states."""
+        self._recorded: dict[_Shape, Callable[[], Tensor | Choice]] = {}
+        """What computes the first rows of the inputs, and returns their hidden states or tokens."""
         num_groups, _, max_blocks = state.host_tables.shape
         self._ids, self._positions = np.zeros((2, _MOST_ROWS), np.int64)
         self._kv_lens = np.ones(_MOST_ROWS, np.int32)
@@ -63,16 +74,19 @@ class RecordedCalls(Replayer):
         self._source_lens = np.ones(_MOST_ROWS, np.int32)
 
     def find(self, work: Work, end: End) -> Replay | None:
-        """See Replayer.find: a step of one token per request, up to the hidden states."""
+        """See Replayer.find: a step of one token per request, up to its tokens where they are greedy."""
         num_rows = work.num_singles
         if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        return partial(self._replay, work, size) if self._can_replay(size, work.is_changed) else None
+        shape = _Shape(size, work.is_changed, end is Kind.GREEDY and len(work.samples) == num_rows)
+        return partial(self._replay, work, shape) if self._can_replay(shape) else None
 
-    def _replay(self, work: Work, size: int) -> Tensor:
-        self._stage(work, size)
-        hidden = self._recorded[size, work.is_changed]()[: len(work.rows)]
+    def _replay(self, work: Work, shape: _Shape) -> Tensor | Choice:
+        self._stage(work, shape.num_rows)
+        if isinstance(found := self._recorded[shape](), Choice):
+            return Choice(*(part[: len(work.rows)] for part in found))
+        hidden = found[: len(work.rows)]
         return hidden if len(work.samples) == len(work.rows) else hidden[work.samples]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -80,8 +94,9 @@ class RecordedCalls(Replayer):
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         is_fit = is_fit and not batch.is_looked_up and batch.patch_positions is None
-        if is_fit and self._can_replay(1):
-            if (replay := self._record_forward(replace(batch, rotations={}, shared={}))) is not None:
+        if is_fit and self._can_replay(_Shape(1)):
+            once = replace(batch, rotations={}, shared={})
+            if (replay := self._record_forward(once, _hidden)) is not None:
                 return replay()
             self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
         return self.model.forward(batch)
@@ -105,27 +120,36 @@ class RecordedCalls(Replayer):
         self._cache_slots[:, :count] = state.cache_slots(rows, positions)
         self._cache_slots[:, count:size] = -1
 
-    def _can_replay(self, size: int, is_changed: bool = False) -> bool:
-        """Record a step of that size, if need be; return False if steps cannot be recorded."""
-        if self._is_recordable and (size, is_changed) not in self._recorded:
-            with self._variant(is_changed=is_changed):
-                replay = self._record_forward(self._batch(size))
+    def _can_replay(self, shape: _Shape) -> bool:
+        """Record a step of that shape, if need be; return False if steps cannot be recorded."""
+        if self._is_recordable and shape not in self._recorded:
+            size, replay = shape.num_rows, None
+            with self._variant(is_changed=shape.is_changed):
+                if shape.is_greedy:
+                    replay = self._record_forward(self._batch(size), self._choose)
+                if replay is None:  # choosing may be what cannot be recorded
+                    replay = self._record_forward(self._batch(size), _hidden)
             if replay is not None:
-                self._recorded[size, is_changed] = replay
+                self._recorded[shape] = replay
             self._is_recordable = replay is not None
         return self._is_recordable
 
-    def _record_forward(self, batch: ForwardBatch) -> Callable[[], Tensor] | None:
-        """Return what computes the batch and returns its hidden states; None if it cannot be recorded."""
-        made: list[Tensor] = []
-        if (repeat := self._record(lambda: made.append(self.model.forward(batch)))) is None:
+    def _record_forward(self, batch: ForwardBatch, end: Callable[[Tensor], T]) -> Callable[[], T] | None:
+        """Return what computes a batch, up to `end` of its hidden states; None if it cannot be recorded."""
+        made: list[T] = []
+        if (repeat := self._record(lambda: made.append(end(self.model.forward(batch))))) is None:
             return None
 
-        def replay() -> Tensor:
+        def replay() -> T:
             repeat()
             return made[0]
 
         return replay
+
+    def _choose(self, hidden: Tensor) -> Tensor | Choice:
+        """Return the greedy tokens if the model has a kernel for them, `hidden` otherwise."""
+        found = self.model.greedy(hidden)
+        return hidden if found is None else Choice(*found)
 
     def _batch(self, size: int) -> ForwardBatch:
         """Return a batch of the first rows of the inputs."""
@@ -143,6 +167,10 @@ class RecordedCalls(Replayer):
             num_singles=size,
             source_lens=_rows(self._source_lens, size) if self._state.reads_sources else None,
         )
+
+
+def _hidden(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def _rows(array: Array, count: int) -> Tensor:

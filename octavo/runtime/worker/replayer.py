@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
+from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
@@ -31,9 +32,9 @@ class Unmasked:
     choose: Callable[[RowMasks | None], PendingSamples]
 
 
-Replay = Callable[[], Tensor | PendingSamples | Unmasked]
+Replay = Callable[[], Tensor | Choice | PendingSamples | Unmasked]
 """Computes a step: up to its tokens, which are appended to the state; or until masks have come; or up to the
-last hidden states of the requests that sample, [S, hidden_size], good until the next step.
+last hidden states of the requests that sample, [S, hidden_size], or their tokens, good until the next step.
 """
 
 
