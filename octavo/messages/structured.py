@@ -154,9 +154,10 @@ class Constraint(msgspec.Struct, array_like=True, gc=False):
 
 
 class Check(msgspec.Struct, array_like=True, tag="check"):
-    """The front to a checker: can this be compiled?"""
+    """The front to a checker: can this be compiled, in so many seconds of a processor?"""
 
     params: StructuredOutputsParams
+    limit_s: float
 
 
 class CheckerReady(msgspec.Struct, array_like=True, tag="ready"):

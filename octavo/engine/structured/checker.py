@@ -56,7 +56,10 @@ def main(arguments: list[str]) -> int:
     while True:
         check = checks.receive()
         if check is not None:
-            answers.send(judge(backend, check))
+            signal.setitimer(signal.ITIMER_PROF, check.limit_s)  # ends a process that computes for longer
+            verdict = judge(backend, check)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            answers.send(verdict)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ hostile grammars too. At most MAX_CHECKERS processes run, MAX_LARGE of them on l
 started when they are needed.
 """
 
+import signal
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,7 +42,9 @@ MAX_LARGE = 2
 TIME_LIMIT_S = 5.0
 BACKEND = "guidance"
 _MODULE = "octavo.engine.structured.checker"
-_START_LIMIT_S = 60.0
+_PATIENCE = 12
+"""Times the limit that is waited on a busy machine, where a checker does not get a processor's time."""
+_START_LIMIT_S = 300.0
 _MAX_REMEMBERED_BYTES = 16 << 20
 _NAME = "structured_outputs"
 
@@ -74,11 +77,12 @@ class Checker:
 
     def judge(self, params: StructuredOutputsParams) -> Verdict | None:
         """None when it took too long or the process ended: it is dead then."""
-        self._checks.send(Check(params))
-        answer = self._answers.receive(TIME_LIMIT_S)
+        self._checks.send(Check(params, TIME_LIMIT_S))
+        answer = self._answers.receive(_PATIENCE * TIME_LIMIT_S)
         if isinstance(answer, Verdict):
             return answer
-        cause = "ran out of time" if self._exit_code is None else f"ended with exit code {self._exit_code}"
+        is_late = self._exit_code in (None, -signal.SIGPROF)
+        cause = "ran out of time" if is_late else f"ended with exit code {self._exit_code}"
         logger.warning("A grammar was refused: its checker %s.", cause)
         self.close()
         return None
