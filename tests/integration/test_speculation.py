@@ -3,9 +3,6 @@
 Guesses that need not come true are made for a tiny random model with the default model's vocabulary.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -45,11 +42,6 @@ PROMPTS = [
     "one two three, one two three, one two three, one two",
     "The capital of France is",
 ]
-PAGES = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
-TEXTS = [text[:160] for page in PAGES for text in page.read_text().split("\n\n") if len(text) > 80]
-PROMPTS += TEXTS[: int(os.environ.get("OCTAVO_SPECULATION_PROMPTS", "2")) - 2]
-"""OCTAVO_SPECULATION_PROMPTS=500 compares so many, with every set of parameters and every method."""
-
 
 BOUNDS = {"max_model_len": 256, "num_gpu_blocks_override": 700}
 

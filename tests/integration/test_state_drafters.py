@@ -524,19 +524,20 @@ FEW, FEWER = 400, 300
 """Vocabularies of the models that heads are trained for, and of the heads with one of their own."""
 
 
-def train(kind, oracle, texts):
+def train(kind, oracle, texts, vocab=FEW, size=FEWER):
     """Minimise the cross entropy of each token from the model's states, and again from the head's own."""
-    weights, texts = make_weights(kind, (), FEW, FEWER), torch.tensor(texts)
+    weights, texts = make_weights(kind, (), vocab, size), torch.tensor(texts)
     with torch.no_grad():
         out = oracle.model(texts, output_hidden_states=True)
         embeds = oracle.get_input_embeddings().weight[texts][:, 1:]
         last, taps = out.last_hidden_state, torch.stack([out.hidden_states[i] for i in TAPS], 2)
-        head, ids = oracle.lm_head.weight.detach(), torch.arange(FEW)
+        ids = texts.unique()
+        head = oracle.lm_head.weight.detach()[ids]
     if kind == "eagle3":
-        common = torch.bincount(texts.flatten(), minlength=FEW).argsort(descending=True, stable=True)
-        head, ids = None, common[:FEWER].sort().values
-        weights["d2t"] = ids - torch.arange(FEWER)
-    place = torch.full((FEW,), -100).index_copy_(0, ids, torch.arange(len(ids)))
+        common = torch.bincount(texts.flatten(), minlength=vocab).argsort(descending=True, stable=True)
+        head, ids = None, common[:size].sort().values
+        weights["d2t"] = ids - torch.arange(size)
+    place = torch.full((vocab,), -100).index_copy_(0, ids, torch.arange(len(ids)))
     targets = place[texts]
     optimizer = torch.optim.Adam(
         [w.requires_grad_() for w in weights.values() if w.is_floating_point()], 0.01
