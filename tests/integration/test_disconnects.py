@@ -88,6 +88,7 @@ async def steps(tmp_path_factory):
     os.close(gate)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("state", ["waiting", "prompt", "output"])

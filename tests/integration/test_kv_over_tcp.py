@@ -12,6 +12,7 @@ from octavo import LLM, SamplingParams
 from octavo.base.block_link import BlockClient
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.link import free_port
+from octavo.engine.kvcache import shared
 
 KEY = "a key of more than sixteen characters"
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -22,6 +23,12 @@ ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("OCTAVO_NODE_KEY", KEY)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Who does not answer is given up soon."""
+    monkeypatch.setattr(shared, "_PATIENCE_S", 0.5)
 
 
 def transfer(role, port=None, policy="recompute"):
@@ -90,7 +97,7 @@ def test_a_wrong_block_would_be_noticed(tiny_llama, make_llm, monkeypatch):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_an_engine_that_is_gone(tiny_llama, make_llm, policy):
+def test_an_engine_that_is_gone(tiny_llama, make_llm, impatient, policy):
     [prompt, other, _] = prompts()
     plain = make_llm(tiny_llama)
     first = make_llm(tiny_llama, kv_transfer_config=transfer("kv_producer"))
@@ -147,7 +154,7 @@ def compute_and_die(folder, config, prompt, params, num_blocks):
 
 
 @pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
-def test_an_engine_that_is_killed_while_it_pushes(tiny_llama, make_llm, policy):
+def test_an_engine_that_is_killed_while_it_pushes(tiny_llama, make_llm, impatient, policy):
     [prompt, other, _], port = prompts(), free_port("127.0.0.1")
     plain, config = make_llm(tiny_llama), transfer("kv_producer")
     second = make_llm(tiny_llama, kv_transfer_config=transfer("kv_both", port, policy), **SMALL)
@@ -169,7 +176,7 @@ def test_an_engine_that_is_killed_while_it_pushes(tiny_llama, make_llm, policy):
     assert ask(second, other).outputs[0].token_ids == ask(plain, other).outputs[0].token_ids
 
 
-def test_a_target_that_takes_nothing_disturbs_nobody(tiny_llama, make_llm):
+def test_a_target_that_takes_nothing_disturbs_nobody(tiny_llama, make_llm, impatient):
     """Nobody listens there, or an engine that only serves."""
     work = prompts()
     plain, one = make_llm(tiny_llama), make_llm(tiny_llama, kv_transfer_config=transfer("kv_producer"))
