@@ -1,7 +1,5 @@
 """Two ranks, or two stages, give the logits of one: every model, packed weights, shared key heads."""
 
-import multiprocessing
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from octavo.runtime.distributed.group import Group
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import load, prompt_logits, rank_main
+from tests.rank_processes import exit_codes
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 SIZE = 2
@@ -54,15 +53,8 @@ def test_two_equal_one(checkpoints, tmp_path, sizes):
         checkpoints = {name: path for name, path in checkpoints.items() if has_experts(path)}
         assert len(checkpoints) >= 5
     paths, meeting = list(checkpoints.values()), tmp_path / "meeting"
-    context = multiprocessing.get_context("spawn")
-    ranks = [
-        context.Process(target=rank_main, args=(rank, sizes, paths, prompts, meeting)) for rank in range(SIZE)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=120)
-        assert rank.exitcode == 0
+    ranks = [(rank, sizes, paths, prompts, meeting) for rank in range(SIZE)]
+    assert exit_codes(rank_main, ranks) == [0] * SIZE
     for number in range(SIZE - sizes[0], SIZE):  # of the last stage
         results = torch.load(meeting.with_suffix(f".{number}"))
         for name, result, path in zip(checkpoints, results, paths, strict=True):

@@ -1,7 +1,5 @@
 """Ranks with a part of the logits each draw the token that one rank with all of them would."""
 
-import multiprocessing
-
 import torch
 
 from octavo.runtime.distributed.context import ParallelContext
@@ -9,6 +7,7 @@ from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import Draws, Limits
 from octavo.runtime.layers.embedding import LMHead
+from tests.rank_processes import exit_codes
 
 SIZE, ROWS = 3, 210
 
@@ -145,10 +144,4 @@ def rank_main(rank, meeting):
 
 
 def test_the_same_tokens(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(r, tmp_path / "meeting")) for r in range(SIZE)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=100)
-    assert [rank.exitcode for rank in ranks] == [0] * SIZE
+    assert exit_codes(rank_main, [(rank, tmp_path / "meeting") for rank in range(SIZE)]) == [0] * SIZE

@@ -1,12 +1,11 @@
 """Tokens reach the experts of other ranks, whatever they chose, and come back as the sums of one device."""
 
-import multiprocessing
-
 import pytest
 import torch
 
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.experts import Routing
+from tests.rank_processes import exit_codes
 
 EXPERTS, TOP_K, SIZE = 8, 3, 6
 COUNTS = {2: (5, 3), 4: (7, 0)}
@@ -63,20 +62,11 @@ def rank_main(rank, size, meeting, is_wrong):
     parallel.close()
 
 
-def exit_codes(size, meeting, is_wrong=False):
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(r, size, meeting, is_wrong)) for r in range(size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=60)
-    return [rank.exitcode for rank in ranks]
-
-
 @pytest.mark.parametrize("size", COUNTS)
 def test_every_token_comes_back_whole(tmp_path, size):
-    assert exit_codes(size, tmp_path / "meeting") == [0] * size
+    ranks = [(rank, size, tmp_path / "meeting", False) for rank in range(size)]
+    assert exit_codes(rank_main, ranks) == [0] * size
 
 
 def test_experts_of_another_rank_are_noticed(tmp_path):
-    assert 0 not in exit_codes(2, tmp_path / "meeting", is_wrong=True)
+    assert 0 not in exit_codes(rank_main, [(rank, 2, tmp_path / "meeting", True) for rank in range(2)])
