@@ -79,6 +79,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "integration"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if selection.runs_on_gpu(item):
+            item.add_marker(pytest.mark.gpu)
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
         if num_gpus < needed:
             item.add_marker(

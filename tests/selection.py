@@ -10,6 +10,11 @@ def is_whole(config):
     return config.getoption("--whole") or not any(Path(name).is_dir() for name in config.args)
 
 
+def runs_on_gpu(item):
+    """Whether a test of kernels takes the GPU that is there: elsewhere Triton's interpreter runs it."""
+    return getattr(getattr(item, "module", None), "DEVICE", "cpu") == "cuda"
+
+
 def asked_for(items, whole):
     """Yield the tests to run.
 

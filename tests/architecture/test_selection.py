@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.selection import asked_for
+from tests.selection import asked_for, runs_on_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(ROOT.glob("tests/**/test_*.py"))
@@ -64,6 +64,14 @@ def test_slow_ones_wait_for_the_whole_and_measurements_for_their_variable(monkey
     assert names(cases, False) == ["test_a", "test_c"]
     begun = [case("test_d[0]", slow=(), matrix=(9,)), case("test_d[1]", matrix=(9,))]
     assert names(begun, False) == ["test_d[1]"], "the first that is not slow"
+
+
+def test_kernels_that_take_the_gpu_are_found():
+    """`-m gpu` runs them; what is compiled for CPUs, or tested without a device, does not count."""
+    devices = {"cuda": True, "cpu": False, None: False}
+    modules = {device: SimpleNamespace(DEVICE=device) for device in devices}
+    assert {device: runs_on_gpu(SimpleNamespace(module=modules[device])) for device in devices} == devices
+    assert not runs_on_gpu(SimpleNamespace(module=SimpleNamespace())) and not runs_on_gpu(SimpleNamespace())
 
 
 @pytest.mark.parametrize("text", ["pytestmark = pytest.mark.slow", "@pytest.mark.slow\ndef test_a(): ..."])
