@@ -1,4 +1,4 @@
-"""Ranks of a test as processes of their own, forked off a server that has imported torch: each is there at once."""
+"""Ranks of a test as processes of their own, forked off a server that has imported torch."""
 
 import multiprocessing
 

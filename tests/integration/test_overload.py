@@ -117,7 +117,7 @@ async def test_a_reset_at_any_moment_frees_everything(server, path, stream):
 
 async def test_readers_that_do_not_read_hold_nobody_up(server):
     """They take the seats for as long as their answers are generated, not for as long as they are unread."""
-    request = request_of(max_tokens=100, stream=True)
+    request = request_of(max_tokens=50, stream=True)
     idle = []
     for _ in range(NUM_SEATS * 3):
         client = socket.create_connection(("127.0.0.1", server.port))
