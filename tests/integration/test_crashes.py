@@ -23,7 +23,9 @@ _LONGEST_S = 2.0
 BODY = {"prompt": "hello", "max_tokens": 40, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("orders", [{}, {"fault": "load:hang"}], ids=["quick", "slow"])
+@pytest.mark.parametrize(
+    "orders", [{}, pytest.param({"fault": "load:hang"}, marks=pytest.mark.slow)], ids=["quick", "slow"]
+)
 def test_told_to_end_at_any_moment_of_its_start(orders):
     chance = random.Random(ROUNDS)
     moments_s = [_LONGEST_S * (number + chance.random()) / ROUNDS for number in range(ROUNDS)]

@@ -175,7 +175,8 @@ def test_texts_are_the_same(target, folders, smollm2_path, method):
         assert drafted(llm)[0] > 200
 
 
-@pytest.mark.parametrize("method", ["medusa", pytest.param("mlp_speculator", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 def test_the_last_stage_guesses(target, outputs, folders, method):
     """What comes true there, the first stage is told with the next step."""
     prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]

@@ -128,6 +128,7 @@ def test_every_example_is_run_and_listed():
     assert listed == [(name, name) for name in (*PROMISES, *NOTEBOOKS)]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_example(name, request, tmp_path, capsys):
     script = EXAMPLES / f"{name}.py"

@@ -37,7 +37,8 @@ def test_moved_experts_change_no_token(experts, make_llm, capfd, interval, spare
     assert any(float(new) > float(old) * 1.02 for old, new in told), "something was moved"
 
 
-@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tp_size", [1, 2])
 def test_between_replicas_too(experts, make_llm, capfd, tp_size):
     """Of one request the other replica only joins; long prompts go to the ranks of their experts alone."""
     config = {"num_redundant_experts": 4, "step_interval": 6, "window_size": 4, "log_balancedness": True}

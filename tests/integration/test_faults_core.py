@@ -205,6 +205,7 @@ async def test_a_paused_engine_is_no_hang(start):
     assert (await running).token_ids == answer(params=LONG)
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_is_found(start):
     engine = await start(RANKS, tp=2, stall_timeout=1.0)
     pids = [answer[1] for answer in await engine.collective_rpc("whoami")]

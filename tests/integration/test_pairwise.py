@@ -155,6 +155,7 @@ def test_each_condition_meets_every_feature_and_each_pair_two():
     assert all(sum(pairs.count(pair) for pairs in met) >= 2 for pair in PAIRS)
 
 
+@pytest.mark.slow
 def test_pairs_with_siblings(make, solo):
     every_third = chosen(0)[::3]  # each needs two more solo runs
     pairs, prompts, params = some_requests(every_third, num_sequences=3)

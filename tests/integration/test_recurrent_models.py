@@ -26,6 +26,7 @@ BLOCKS = {"FalconH1ForCausalLM": 14, "GraniteMoeHybridForCausalLM": 8}
 BLOCKS |= dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 110)
 """That hold less than two of the five requests at their ends; of the others 25."""
 KINDS = ("tensor_parallel_size", "pipeline_parallel_size")
+FIRST = ("Qwen3NextForCausalLM", KINDS[0])
 
 
 @pytest.fixture(scope="module", params=RECURRENT)
@@ -175,13 +176,10 @@ def test_each_rank_has_its_part_of_a_state(tmp_path, architecture):
     assert 0 < two.state_bytes == (one.state_bytes + shared) // 2
 
 
-FEW = {("Qwen3NextForCausalLM", KINDS[0]), ("FalconH1ForCausalLM", KINDS[1])}
-
-
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        pytest.param(name, kind, marks=[] if (name, kind) in FEW else pytest.mark.slow)
+        pytest.param(name, kind, marks=[] if (name, kind) == FIRST else pytest.mark.slow)
         for name in RECURRENT
         for kind in KINDS
     ],

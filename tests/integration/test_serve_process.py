@@ -120,8 +120,8 @@ class TestEnd:
             assert time.monotonic() - begun_s < 5
 
     def test_running_requests_finish_and_new_ones_are_refused(self):
-        with ServeProcess(orders=SLOW) as server, server.stream(40) as lines, ThreadPoolExecutor() as pool:
-            plain = pool.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 30})
+        with ServeProcess(orders=SLOW) as server, server.stream(24) as lines, ThreadPoolExecutor() as pool:
+            plain = pool.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 20})
             time.sleep(0.3)
             server.signal(signal.SIGTERM)
             server.wait_for_status(503, "/ready")
@@ -155,6 +155,7 @@ class TestEnd:
             assert server.end() == 0
             assert time.monotonic() - begun_s < 5
 
+    @pytest.mark.slow
     def test_killed_it_takes_its_core_along(self):
         with ServeProcess() as server:
             children = server.children()

@@ -46,6 +46,7 @@ def ranks(engine):
     ]
 
 
+@pytest.mark.slow
 async def test_all_replicas_come_back_when_a_rank_dies(experts, make_llm):
     """Requests of both go on, at the same token."""
     params = SamplingParams(max_tokens=60, ignore_eos=True, detokenize=False, temperature=0)

@@ -96,7 +96,7 @@ def tiny_plain(tiny):
         return results(llm)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

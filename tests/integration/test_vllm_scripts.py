@@ -73,6 +73,7 @@ def test_every_script_is_run():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PROMISES)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_script(name, smollm2_path, tmp_path):
     given = [word.format(folder=tmp_path) for word in ARGUMENTS.get(name, [])]

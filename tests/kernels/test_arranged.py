@@ -36,6 +36,7 @@ def off(made, expected):
     return float((made - expected).norm() / expected.norm())
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("name", "rows", "n", "k"), CASES)
 def test_products(name, rows, n, k):
     """Within the roundings of bfloat16; with the inputs of other columns, far from it."""

@@ -1,7 +1,8 @@
 """Every Triton kernel compiles to machine code for every card and takes no more than it has.
 
 No GPU is needed: the launch code runs as on the card, and Triton's compilers for NVIDIA and AMD do the rest.
-A few kernels are compiled here; OCTAVO_TEST_CARDS=1 compiles all of them in all tiles: two hours of one core.
+A few kernels are compiled here, a form of each with --whole; OCTAVO_TEST_CARDS=1 compiles all of them in all
+tiles: two hours of one core.
 """
 
 import json
@@ -57,6 +58,7 @@ def test_what_a_dense_model_launches(card):
     assert all(form["registers"] > 8 for form in forms), "the compiler's output was not understood"
 
 
+@pytest.mark.slow
 def test_a_form_of_every_kernel():
     """An engine does not start where one of them fails to."""
     forms = compiled("sm_90", "1")

@@ -1,4 +1,7 @@
-"""Adapters trained on made-up rules: every request obeys its own, and after a reload the new one."""
+"""Adapters trained on made-up rules: every request obeys its own, and after a reload the new one.
+
+tests/parity/test_lora.py does without training.
+"""
 
 import copy
 import warnings
@@ -58,6 +61,7 @@ def obedience(outputs, rules) -> float:
     return sum(o.outputs[0].token_ids == w for o, w in zip(outputs, wanted, strict=True)) / len(wanted)
 
 
+@pytest.mark.slow
 def test_every_request_obeys_its_own_rule(base, tmp_path):
     oracle, folder = base
     paths = [train(oracle, rule, tmp_path / str(i)) for i, rule in enumerate(RULES)]

@@ -235,7 +235,7 @@ def test_spectrogram():
     "options",
     [
         {},
-        {"long_prefill_token_threshold": 97},
+        pytest.param({"long_prefill_token_threshold": 97}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=["whole", "chunks_of_97", "two_ranks"],

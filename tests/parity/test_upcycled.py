@@ -2,6 +2,7 @@
 
 Weights of a token's experts add up to 1, so it does not matter which they are; a token that is dropped,
 doubled or mixed with another cannot pass. OCTAVO_UPCYCLED_PROMPTS says how many prompts are tried.
+Without it tests/parity/test_models_with_experts.py compares tiny models.
 """
 
 import os
@@ -95,7 +96,8 @@ def pair(smollm2_path, tmp_path_factory):
     return smollm2_path, upcycle(smollm2_path, tmp_path_factory.mktemp("upcycled") / "experts.gguf")
 
 
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 64])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 64])
 def test_experts_say_what_the_dense_model_says(pair, batch):
     dense, experts = pair
     prompts = [start.format(word) for word, start in product(WORDS, STARTS)][:NUM_PROMPTS]

@@ -181,6 +181,7 @@ def test_another_version_is_refused(cluster, monkeypatch):
     cluster.executor._lose(EngineDead("in this test"))
 
 
+@pytest.mark.slow
 def test_a_rank_twice_is_refused(cluster):
     cluster.start_in_background(nnodes=3, tp=3)
     options = {"nnodes": 3, "tp": 3}

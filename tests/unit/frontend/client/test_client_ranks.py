@@ -34,6 +34,9 @@ async def rank_pids(client):
     return [answer[1] for answer in await client.call("collective_rpc", {"verb": "whoami"})]
 
 
+REST = (1, True), (0, False)
+
+
 async def run_until_dead(client):
     async for _ in client.outputs():
         pass
@@ -53,8 +56,9 @@ async def test_requests_and_close(client):
     assert not any(map(is_alive, pids))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize(
+    ("rank", "idle"), [(0, True), (1, False), *(pytest.param(*x, marks=pytest.mark.slow) for x in REST)]
+)
 async def test_a_killed_rank_ends_the_engine(client, rank, idle):
     pids = await rank_pids(client)
     os.kill(pids[rank], signal.SIGKILL)
