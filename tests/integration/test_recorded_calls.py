@@ -13,7 +13,7 @@ from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests.integration.test_invariance import params, prompts, tokens
 from tests.tiny_models import make_oracle, save, tiny_config
 
-pytestmark = pytest.mark.matrix(5)
+pytestmark = pytest.mark.matrix(6)
 
 
 @pytest.fixture(autouse=True)

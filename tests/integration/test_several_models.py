@@ -132,7 +132,6 @@ def test_models_change_places_under_random_requests(server):
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_sleeping_models_change_places_quickly(server):
     """0.5 s at most (p50) where the machine is idle; the bound here is for a busy one."""
     waits = []

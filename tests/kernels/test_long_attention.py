@@ -22,7 +22,7 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import Paged, make_paged
 
-pytestmark = pytest.mark.matrix(5)
+pytestmark = pytest.mark.matrix(6)
 
 LENS = [(1, 1), (40, 40), (1, 1500), (3, 1030), (70, 600)]  # parts end at 512, 1024
 ALIKE = [(1, 560 + 5 * r) for r in range(14)] + [(3, 700), (1, 710), (1, 0), (1, 720), (1, 730)]

@@ -252,7 +252,7 @@ def test_nothing_to_do(op: str) -> None:
         assert actual.shape == expected.shape and torch.equal(actual, expected)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("heads", [8, 6, 2], ids=["packs_of_4", "packs_of_5", "packs_of_16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_common_start(heads, dtype):

@@ -20,7 +20,7 @@ from tests import handmade_adapters
 from tests.tiny_image_embedders import CONFIGS as EMBEDDERS
 from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, numbers_of, save
 
-pytestmark = pytest.mark.matrix(5)
+pytestmark = pytest.mark.matrix(6)
 
 PART, STATE = "octavo.runtime.worker.media.MediaPart", "octavo.runtime.worker.request_state.RequestState"
 QWEN = "octavo.runtime.models.qwen_vl"

@@ -235,7 +235,7 @@ def test_parts_of_one_projection_may_differ(tmp_path, architecture):
     assert types == {"U8_32", "F32"}
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("sizes", [{"hidden_size": 48}, {"hidden_size": 96, "intermediate_size": 80}])
 @pytest.mark.parametrize("name", ["gptq", "pack", "int8", "fp8"])
 def test_sizes_that_no_block_divides(tmp_path, sizes, name):
@@ -272,7 +272,7 @@ TWINS = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("twin", TWINS)
 def test_one_broken_rule_shows(tmp_path, twin):
     name, how = TWINS[twin]
@@ -304,7 +304,7 @@ def edit_all(folder, suffix, edit) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "name",
     [
@@ -384,7 +384,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_tensors_are_named(tmp_path, fault):
     edit, message = FAULTS[fault]
@@ -408,7 +408,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("fault", CONFIGS)
 def test_configs_that_cannot_be(tmp_path, fault):
     entries, message = CONFIGS[fault]
@@ -453,7 +453,7 @@ ONLINE = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", ONLINE)
 def test_plain_weights_rounded_while_loading(tmp_path, name):
     """The head stays as it is; two other roundings of the same bits are further away."""
