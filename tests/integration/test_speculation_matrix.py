@@ -79,7 +79,7 @@ def talkative(config):
     oracle = make_oracle(config | {"tie_word_embeddings": False})
     with torch.no_grad():
         weight = oracle.get_output_embeddings().weight
-        often = weight[OFTEN].clone()
+        often = 4 * weight[OFTEN]  # at a temperature the many others weigh less then
         weight.mul_(0.05)
         weight[OFTEN] = often
     return oracle
@@ -136,8 +136,8 @@ class Models:
     def _lesson(self):
         """What heads are trained with: (the model, greedy outputs of 24 prompts)"""
         with LLM(**self.options("llama")) as llm:
-            ids = [llm.get_tokenizer().encode(text)[:20] for text in TEXTS[-24:]]
-            prompts = [{"prompt_token_ids": each} for each in ids]
+            ids = [ids for text in TEXTS if len(ids := llm.get_tokenizer().encode(text)) >= 20][-24:]
+            prompts = [{"prompt_token_ids": each[:20]} for each in ids]
             outputs = llm.generate(prompts, states.GREEDY, use_tqdm=False)
         return self._oracle, [[*out.prompt_token_ids, *out.outputs[0].token_ids] for out in outputs]
 
