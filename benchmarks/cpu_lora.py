@@ -1,15 +1,22 @@
 """What adapters cost on a CPU: the default model decodes with and without them.
 
-    python benchmarks/record.py cpu-lora python -m benchmarks.cpu_lora
+    python benchmarks/record.py cpu-lora python -m benchmarks.cpu_lora [--first-tokens]
 
 Adapters of rank 16 on all linear layers, each with weights of its own. Prints a JSON line per batch:
-milliseconds per step, medians of runs in turn on a plain engine and on one with LoRA, and the cost beside the
-plain one. Checked in the same run: lengths; rows of the base on the engine with LoRA say what the plain one
-does; each row with an adapter says what it says alone, and not what the base does.
+milliseconds per step, medians of runs in turn on a plain engine and on one with LoRA, and what it costs, the
+median of the turns' costs. `cost_in_turn` is that beside the same engine without adapters, for two engines
+lie in memory differently. Checked in the same run: lengths; rows of the base on the engine with LoRA say what
+the plain one does; each row with an adapter says what it says alone, and not what the base does.
+
+With --first-tokens: lines of 8 and 16 adapters on 8 slots, in turn: milliseconds to the first token (p50) of
+requests that 8 or 16 clients send one after the other, each with an adapter drawn at random. All adapters are
+in host memory.
 """
 
 import argparse
+import asyncio
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -19,7 +26,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
 from octavo.lora.request import LoRARequest
 
 LAYERS, RANK = 30, 16
@@ -33,6 +40,7 @@ MODULES = {
     "mlp.down_proj": (576, 1536),
 }
 PROMPT, SHORT, LONG = "Once upon a time there was a small village by the sea, and", 16, 80
+SLOTS, REQUESTS, ANSWER = 8, 8, 16
 Tokens = list[list[int]]
 
 
@@ -86,19 +94,70 @@ def measure(plain: LLM, adapted: LLM, own: list[LoRARequest], repeats: int) -> d
         assert generate(adapted, [lora], LONG)[1] == [tokens], "a row with an adapter beside the row alone"
         assert tokens != said["plain"][0], "a row with an adapter says what the base does"
     found = {kind: statistics.median(each) for kind, each in times.items()}
-    costs = {f"{kind}_cost": found[kind] / found["plain"] - 1 for kind in ("base", "lora")}
-    return {f"{kind}_ms": value for kind, value in found.items()} | costs
+    cost = lambda kind, to: statistics.median(a / b for a, b in zip(times[kind], times[to], strict=True)) - 1  # noqa: E731
+    costs = {f"{kind}_cost": cost(kind, "plain") for kind in ("base", "lora")}
+    return (
+        {f"{kind}_ms": value for kind, value in found.items()}
+        | costs
+        | {"cost_in_turn": cost("lora", "base")}
+    )
+
+
+async def first_tokens(llm: AsyncLLM, loras: Sequence[LoRARequest], clients: int, seed: int) -> list[float]:
+    """Return seconds to the first token of all requests; each has a prompt of its own."""
+    params = SamplingParams(
+        temperature=0, max_tokens=ANSWER, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    drawn, waited = random.Random(seed), []
+
+    async def client(number: int) -> None:
+        for turn in range(REQUESTS):
+            name, began, lengths = f"{seed}-{number}-{turn}", time.perf_counter(), []
+            lora = drawn.choice(loras)
+            async for output in llm.generate(f"{name}: {PROMPT}", params, name, lora_request=lora):
+                if not lengths:
+                    waited.append(time.perf_counter() - began)
+                lengths.append(len(output.outputs[0].token_ids))
+            assert sum(lengths) == ANSWER, "lengths"
+
+    await asyncio.gather(*map(client, range(clients)))
+    return waited
+
+
+async def measure_slots(loras: list[LoRARequest], repeats: int) -> list[dict[str, float]]:
+    """Return rows for half of the adapters and for all; the first turn loads and records."""
+    options = {"max_model_len": 512, "enable_lora": True, "max_loras": SLOTS, "max_cpu_loras": len(loras)}
+    llm = AsyncLLM.from_engine_args(EngineArgs(**options))
+    rows = []
+    for clients in (SLOTS, 2 * SLOTS):
+        waited: dict[int, list[float]] = {SLOTS: [], len(loras): []}
+        for turn in range(repeats + 1):
+            for count, times in waited.items():
+                found = await first_tokens(llm, loras[:count], clients, 100 * turn + count)
+                times.extend(found if turn else [])
+        least = statistics.median(waited[SLOTS])
+        for count, times in waited.items():
+            row = {"row": "first token", "clients": clients, "slots": SLOTS, "adapters": count}
+            p50 = statistics.median(times)
+            rows.append(row | {"p50_ms": 1000 * p50, "ratio": p50 / least})
+    llm.shutdown()
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", default="1:1,16:1,16:8", help="requests:adapters")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--first-tokens", action="store_true", help="these alone")
     args = parser.parse_args()
     batches = [tuple(map(int, pair.split(":"))) for pair in args.batches.split(",")]
-    with tempfile.TemporaryDirectory() as folder, LLM(max_model_len=512) as plain:
+    with tempfile.TemporaryDirectory() as folder:
+        if args.first_tokens:
+            for row in asyncio.run(measure_slots(write_adapters(Path(folder), 2 * SLOTS), args.repeats)):
+                print(json.dumps(row), flush=True)
+            return
         loras = write_adapters(Path(folder), max(adapters for _, adapters in batches))
-        with LLM(max_model_len=512, enable_lora=True) as adapted:
+        with LLM(max_model_len=512) as plain, LLM(max_model_len=512, enable_lora=True) as adapted:
             for size, adapters in batches:
                 own = [loras[i % adapters] for i in range(size)]
                 row = {"row": "decode", "batch": size, "adapters": adapters}
