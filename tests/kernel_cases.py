@@ -350,6 +350,15 @@ def _activate() -> Iterator[Case]:
             yield Case(f"{activation} {tokens}x{size} {gated}", (x, activation), {"gated": gated})
 
 
+def _xielu() -> Iterator[Case]:
+    for alphas in ((0.5, -0.3), (30.0, 2.0)):
+        learned = [torch.tensor([value]) for value in (*alphas, 0.5, -1e-6)]
+        for tokens, size in ((1, 1536), (3, 7), (40, 2048)):
+            x = torch.randn(tokens, size * 2)[:, size:] * 5
+            x[0, :3] = torch.tensor([-100.0, 100.0, 0.0])
+            yield Case(f"{alphas} {tokens}x{size}", (x, learned))
+
+
 def _dequantize() -> Iterator[Case]:
     for name in TYPE_NAMES:
         matrix, places = Packed(make_blocks(name, 5, 512), name), torch.tensor([3, 0, 4, 3])
@@ -700,6 +709,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "add_norm": _add_norm,
     "layer_norm": _layer_norm,
     "activate": _activate,
+    "xielu": _xielu,
     "draw": _draw,
     "row_limits": _row_limits,
     "forbid": _forbid,
@@ -733,7 +743,7 @@ _NO_OPS |= {"packed_attention", "chain", "draw_from_parts"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
-OPS = [*(op for op in _FAMILY_OF if op not in _NO_OPS), "activate"]
+OPS = [*(op for op in _FAMILY_OF if op not in _NO_OPS), "activate", "xielu"]
 TRUNCATE_AND_DRAW = ["draw", "truncate"]
 """The two kernels that choose tokens on a GPU."""
 

@@ -79,6 +79,12 @@ def tiny_gpt2(tmp_path_factory):
     return save(make_oracle(tiny_config("GPT2LMHeadModel")), tmp_path_factory.mktemp("tiny-gpt2"))
 
 
+@pytest.fixture(scope="module")
+def tiny_apertus(tmp_path_factory):
+    """An activation with learned slopes."""
+    return save(make_oracle(tiny_config("ApertusForCausalLM")), tmp_path_factory.mktemp("tiny-apertus"))
+
+
 @pytest.fixture(
     params=[
         "tiny_llama",
@@ -88,6 +94,7 @@ def tiny_gpt2(tmp_path_factory):
         "tiny_granite",
         "tiny_falcon",
         "tiny_gpt2",
+        "tiny_apertus",
     ]
 )
 def folder(request):
@@ -170,7 +177,7 @@ def test_steps_without_room_are_not_tried_again(tiny_llama, make_llm, tries, rep
 
 
 def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, tries, repeats):
-    path = save(make_oracle(tiny_config("ApertusForCausalLM")), tmp_path)  # softplus
+    path = save(make_oracle(tiny_config("Llama4ForCausalLM")), tmp_path)  # chunks of the context
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
     assert tokens(make_llm(path), work, wanted) == expected

@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import RequestError
 from octavo.lora.request import LoRARequest
-from octavo.runtime.lora import experts
+from octavo.runtime.kernels.adapters import LowRank
 from tests import peft_adapters
 from tests.parity.test_lora import SCORED, check, engine, logits_of
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
@@ -108,12 +109,8 @@ def test_a_quantized_base(qwen):
 def test_others_experts_show(qwen, monkeypatch):
     """The twin: each expert with the change of the next one."""
     folder, model, path = qwen
-    grouped = experts._grouped
-
-    def wrong(kernels, keys, table):
-        return grouped(kernels, torch.where(keys > 0, (keys + 1).clamp(max=len(table.entries) - 1), 0), table)
-
-    monkeypatch.setattr(experts, "_grouped", wrong)
+    entries = LowRank.entries
+    monkeypatch.setattr(LowRank, "entries", lambda change: np.roll(entries(change), -1, 0))
     (prompt,) = make_prompts(131, (21,))
     _, (found,) = answers(engine(folder), [prompt], LoRARequest("a", 1, path))
     assert (found[:21] - peft_adapters.logits(model, prompt)).abs().max() > 0.01

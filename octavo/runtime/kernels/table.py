@@ -9,7 +9,7 @@ them.
 
 from dataclasses import dataclass
 
-from octavo.runtime.kernels.activations import Activate
+from octavo.runtime.kernels.activations import Activate, Xielu, xielu
 from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
@@ -35,5 +35,6 @@ class KernelTable:
     sampling: SamplingKernels
     steps: StepKernels
     adapters: AdapterKernels
+    xielu: Xielu = xielu
     peers: PeerKernels | None = None
     """Where devices may read each other's memory."""

@@ -45,14 +45,11 @@ class XIELU(Layer):
         super().__init__()
         names, one = ("alpha_p", "alpha_n", "beta", "eps"), vector(1)
         self._learned = [self.make_vector(build, one, name, torch.float32) for name in names]
+        self._kernel = build.kernels.xielu
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return alpha_p x^2 + beta x above 0, alpha_n (e^min(x, eps) - 1 - x) + beta x below."""
-        alpha_p, alpha_n, beta, eps = self._learned
-        wide = x.float()
-        above = functional.softplus(alpha_p) * wide.square()
-        below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
-        return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
+        """Return the activations of any rows."""
+        return self._kernel(x, self._learned)
 
 
 @dataclass(frozen=True, kw_only=True)

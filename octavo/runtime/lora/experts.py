@@ -7,10 +7,8 @@ and the activation between them. All others keep the bits that they have without
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.adapters import LowRankTable
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.ref.experts import clamped, start
-from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.lora.sites import Sites
 from octavo.runtime.quantization.method import ExpertsMethod
 from octavo.runtime.quantization.parameter import Layout, Parameter
@@ -47,9 +45,7 @@ class AdaptedExperts(ExpertsMethod):
         if not (slots.is_active and used) or slots.is_recording:  # such steps are not replayed
             return out
         own = slots.of(len(x))
-        (rows,) = torch.isin(own, torch.tensor(used, dtype=own.dtype, device=own.device)).nonzero(
-            as_tuple=True
-        )
+        rows = torch.isin(own, own.new_tensor(used)).nonzero().view(-1)
         if len(rows):
             chosen = Routing(routing.ids[rows], routing.weights[rows])
             if shared is not None:
@@ -69,12 +65,11 @@ class AdaptedExperts(ExpertsMethod):
         if form.weighs_inputs:
             rows = (rows * weights).to(x.dtype)
         multiply, change = kernels.experts.multiply, kernels.adapters.add_low_rank
-        groups = _grouped(kernels, keys, self._up.table)
+        groups = kernels.adapters.group(keys.int(), len(self._up.table.entries))
         inner = torch.cat([multiply(rows, ids, part) for part in (stacks.gate, stacks.up)], 1)
         change(rows, inner, groups, self._up.table, None)
         inner = inner if form.up_bias is None else inner + form.up_bias[ids.clamp(min=0)]
-        act = kernels.activate
-        inner = clamped(inner, form) if form.limit else act(inner, form.activation, gated=True)
+        inner = clamped(inner, form) if form.limit else kernels.activate(inner, form.activation, gated=True)
         inner = inner.to(x.dtype)
         made = multiply(inner, ids, stacks.down)
         change(inner, made, groups, self._down.table, None)
@@ -85,7 +80,3 @@ class AdaptedExperts(ExpertsMethod):
         for place in range(top_k):
             total = total + made[:, place]
         return total.to(x.dtype)
-
-
-def _grouped(kernels: KernelTable, keys: Tensor, table: LowRankTable) -> Tensor:
-    return kernels.adapters.group(keys.int(), len(table.entries))

@@ -103,6 +103,27 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
 }
 OCTAVO_EXPORTED(octavo_activation)
 
+// alpha_p x^2 + beta x above 0, alpha_n (e^min(x, eps) - 1 - x) + beta x below; alphas are given before softplus, and
+// that of n is a distance from beta.
+extern "C" void octavo_xielu(const float* x, int64_t x_stride, int64_t rows, int64_t size, const float* alpha_p,
+                             const float* alpha_n, const float* beta, const float* eps, float* y, int threads) {
+    auto softplus = [](float a) { return a > 20.0f ? a : std::log1p(std::exp(a)); };
+    const vf above = set1(softplus(*alpha_p)), slope = set1(*beta), least = set1(*eps);
+    const vf below = slope + set1(softplus(*alpha_n));
+    auto apply = [&](vf v) {
+        vf curve = below * (exp(v < least ? v : least) - 1.0f - v);
+        return fma(slope, v, v > vf{} ? above * v * v : curve);
+    };
+    for_rows(rows, size, threads, [&](int64_t row) {
+        const float* from = x + row * x_stride;
+        float* to = y + row * size;
+        walk(
+            size, [&](int64_t i) { store(to + i, apply(load(from + i))); },
+            [&](int64_t i) { to[i] = apply(set1(from[i]))[0]; });
+    });
+}
+OCTAVO_EXPORTED(octavo_xielu)
+
 // cos and sin of position times frequency, times a factor: [tokens, half] each.
 extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, const float* frequencies,
                                      int64_t half, float factor, float* cos, float* sin, int threads) {

@@ -64,6 +64,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         ),
         norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm, kernels.layer_norm),
         activate=kernels.activate,
+        xielu=kernels.xielu,
         linear=LinearKernels(
             matmul=matmul,
             gated_matmul=gated_matmul,
@@ -191,6 +192,13 @@ class _CompiledKernels:
         y = self._placed(torch.empty((rows, width // 2 if gated else width)))
         kind = ACTIVATIONS[activation]
         self._library.octavo_activation(x.data_ptr(), *y.shape, kind, gated, y.data_ptr(), self._threads)
+        return y
+
+    def xielu(self, x: Tensor, learned: list[Tensor]) -> Tensor:
+        """See activations.xielu."""
+        y = self._placed(torch.empty(x.shape))
+        given = *rows_of(x), *x.shape, *(each.data_ptr() for each in learned), y.data_ptr()
+        self._library.octavo_xielu(*given, self._threads)
         return y
 
     def rotary_tables(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
