@@ -35,6 +35,12 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
             f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
     device = parallel.device if parallel.device != "auto" else find_device()
+    if (
+        parallel.device == "auto"
+        and backend != "ray"
+        and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    ):
+        device = "cpu"  # all GPUs are hidden; under Ray those of the driver are, and the workers have theirs
     if backend == "external_launcher" and max(parallel.num_replicas, parallel.pipeline_parallel_size) > 1:
         text = (
             "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."

@@ -357,3 +357,12 @@ def test_fair_weights_are_numbers_above_zero(model, weights):
     with pytest.raises(ConfigError, match="fair_weights must map names of tenants to numbers above 0"):
         resolve(EngineArgs(model=model(), fair_weights=weights))
     assert resolve(EngineArgs(model=model(), fair_weights={"a": 2})).scheduler.fair_weights == {"a": 2}
+
+
+@pytest.mark.parametrize(("visible", "device"), [("1", "cuda"), ("0,1", "cuda"), ("", "cpu"), ("-1", "cpu")])
+def test_gpus_that_are_hidden_are_not_chosen(model, monkeypatch, visible, device):
+    monkeypatch.setattr(resolve_parallel, "find_device", lambda: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolve(EngineArgs(model=model()), needs_device=False).parallel.device == device
+    args = EngineArgs(model=model(), distributed_executor_backend="ray")
+    assert resolve(args, needs_device=False).parallel.device == "cuda", "the workers have GPUs of their own"
