@@ -53,10 +53,10 @@ class Encoder(Decoder):
     def embed(self, batch: ForwardBatch) -> Tensor:
         x: Tensor = self.embed_tokens(batch.input_ids)
         if self.embed_types is not None:
-            types = batch.token_types
-            x = x + self.embed_types(torch.zeros_like(batch.input_ids) if types is None else types)
+            types = batch.token_types  # as a rule all have the first type: one row is read
+            x += self.embed_types(torch.zeros_like(batch.input_ids[:1]) if types is None else types)
         if self._learned_positions:
-            x = x + self.embed_positions(batch.positions + self._offset)
+            x += self.embed_positions(batch.positions + self._offset)
         return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
