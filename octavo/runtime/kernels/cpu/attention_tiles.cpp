@@ -21,6 +21,7 @@ void score(const Cached& cached, const float* queries, int64_t size, int keys, f
         unrolled<4>([](auto sum) { tile_zero<sum.value>(); });
         for (int64_t d = 0; d < size; d += 32)
             unrolled<KEYS>([&](auto k) {
+                if (first + k.value >= keys / 16) return;
                 constexpr int KEY = TERMS == 1 ? 4 + k.value % 2 : 4;
                 const float* of_d = queries + d / 32 * TILE_FLOATS;
                 const uint8_t* key = cached.keys[first + k.value] + 2 * d;
@@ -190,7 +191,7 @@ void visit(const Attention& job, int64_t row, int64_t tile, int64_t end, const C
             values += TILE / 32 * step;
             continue;
         }
-        const int keys = int(std::min<int64_t>(TILE, round_up(end - tile, 32)));
+        const int keys = keys_of(end - tile);
         auto of = [&](int c) {
             const int64_t at = row + c * ROWS;
             return Rows<TERMS>{job, begins + c * ROWS, ends + c * ROWS, state.highest + at, state.total + at,
@@ -249,10 +250,11 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
             next = cached_at(tile += TILE);
             next.prefetch(size * job.cache.value_bytes());
             float* widened = space.widened + TERMS * count * TILE * size;
-            if (TERMS == 2) cached[count].split_all(job.cache, widened);
+            const int keys = keys_of(end - (tile - TILE));
+            if (TERMS == 2) cached[count].split(keys, job.cache, widened);
             if (job.cache.type == CACHE_I8)
                 cached[count].widen_all(job.cache, space.zeros, (uint16_t*)widened);
-            pack_values(cached[count], size, TERMS, space.values + TERMS * count * TILE * size / 2);
+            pack_values(cached[count], keys, size, TERMS, space.values + TERMS * count * TILE * size / 2);
         }
         int64_t row = 0;
         for (; row + 4 * ROWS <= round_up(rows, ROWS); row += 4 * ROWS)

@@ -22,6 +22,9 @@ constexpr float SLACK = 8;  // by how much a score may lie above those that its 
 // How many tiles of keys `rows` see in one go. A few read them once in any case, as they come.
 int64_t tiles_at_once(int64_t rows) { return rows > ROWS ? MOST_TILES : 1; }
 
+// How many keys of a tile are multiplied if `left` may be seen: whole pairs of 16.
+int keys_of(int64_t left) { return int(std::min<int64_t>(TILE, round_up(left, 32))); }
+
 int64_t terms_of(const Attention& job) { return job.cache.type == CACHE_F32 ? 2 : 1; }
 
 // Work space, in tiles but for the last four. Second terms lie behind the first ones of the same rows or keys.
@@ -134,10 +137,11 @@ struct Cached {
             key_stride[first / 16] = 2 * size;
         }
     }
-    // Floats as two numbers each.
-    void split_all(const Cache& cache, float* to) {
+    // Floats of the first `count` keys and values as two numbers each.
+    void split(int count, const Cache& cache, float* to) {
         const int64_t size = cache.head_dim, row = size / 2;
-        for (int i = 0; i < TILE; i++, to += row) {
+        const float* begin = to;
+        for (int i = 0; i < count; i++, to += row) {
             const uint8_t* key = keys[i / 16] + i % 16 * key_stride[i / 16];
             for (int64_t d = 0; d < size; d += 32) {
                 put_floats<2>((const float*)key + d, to + d / 2, 2 * TILE * row);
@@ -145,8 +149,8 @@ struct Cached {
             }
             values[i] = (uint8_t*)(to + TILE * row);
         }
-        for (int first = 0; first < TILE; first += 16) {
-            keys[first / 16] = (uint8_t*)(to - (TILE - first) * row);
+        for (int first = 0; first < count; first += 16) {
+            keys[first / 16] = (uint8_t*)(begin + first * row);
             key_stride[first / 16] = 4 * row;
         }
     }
@@ -159,18 +163,19 @@ struct Cached {
     }
 };
 
-// Bytes from what `split_all` made of a key or a value to its second term.
+// Bytes from what `split` made of a key or a value to its second term.
 constexpr int64_t term_gap(int64_t size) { return 4 * TILE * size; }
 
 // Two neighbours' components side by side; of 32, the first tile gets 0-3, 8-11, …, the second 4-7, 12-15, …
-inline void pack_values(const Cached& cached, int64_t size, int64_t terms, float* to) {
+// Of the first `count` keys: all that may be seen.
+inline void pack_values(const Cached& cached, int count, int64_t size, int64_t terms, float* to) {
     halves low, high;
     for (int i = 0; i < 32; i++) {
         low[i] = uint16_t(i / 8 * 8 + i % 8 / 2 + i % 2 * 32);
         high[i] = uint16_t(low[i] + 4);
     }
-    for (int64_t pair = 0; pair < terms * (TILE / 2); pair++) {
-        const int64_t term = pair / (TILE / 2), key = pair % (TILE / 2) * 2;
+    for (int64_t pair = 0; pair < terms * (count / 2); pair++) {
+        const int64_t term = pair / (count / 2), key = pair % (count / 2) * 2;
         float* of_keys = to + (key / 32 * terms + term) * (16 * size) + key % 32 / 2 * 16;
         for (int64_t d = 0; d < size; d += 32) {
             const int64_t from = term * term_gap(size) + 2 * d;
