@@ -3,8 +3,8 @@
 // What costs is memory. Rows stay in the second cache of who multiplies them: few enough, in everybody's, and a
 // task takes them past some panels; else a task takes some of them past all panels, which are brought there
 // before they are met. So are lines of results before they are written: a tile that is in no cache takes longer
-// to write than to compute. This goes between products, as the gate of those before: tiles have a unit of their
-// own.
+// to write than to compute. This goes between products, as gates and activations of those before: tiles have a
+// unit of their own.
 #pragma once
 #include "matmul_bf16.h"
 
@@ -22,7 +22,7 @@ struct Panels {
     int64_t first, count;
     Tile* data;
 
-    static int64_t tiles(const Matmul& job) { return 2 * job.x.parts; }
+    static int64_t tiles(const Matmul& job) { return 2 * job.x.stored; }
     static int64_t number(const Matmul& job) { return divide_up(job.n, job.panel_columns()); }
     int64_t column(int64_t p) const { return (first + p) * job.panel_columns(); }
     Tile* at(int64_t p) const { return data + p * tiles(job); }
@@ -35,9 +35,10 @@ struct Panels {
             for (int64_t i = 0; i < parts; i += PIECE) {
                 const int64_t count = std::min(PIECE, parts - i);
                 job.unpack(rows, job.strip_rows(column(p), strip), i, count, piece);
-                Tile* to = at(p) + strip * parts + i;
+                Tile* to = at(p) + strip * job.x.stored;
                 for (int64_t j = 0; j < count; j++)
-                    if (!(job.x.terms == 3 && (i + j) % 3 == 1)) turn((float*)piece[j], (float*)to[j]);
+                    if (!(job.x.terms == 3 && (i + j) % 3 == 1))
+                        turn((float*)piece[j], (float*)to[job.x.place_of_weights(i + j)]);
             }
         }
     }
@@ -66,7 +67,7 @@ struct Between {
         if (gated < to_gate) gate(gates_a_step);
     }
 
-    // Gates and values, to wait here.
+    // Gates and values, or what shall become outputs of two strips, to wait here.
     template <int COUNT>
     void take() {
         finish();
@@ -84,7 +85,12 @@ struct Between {
 
     void gate(int64_t rows) {
         rows = std::min(rows, to_gate - gated);
-        write_gated(job, gate_row + gated, rows, gate_column, gates[0] + gated * 16, values[0] + gated * 16);
+        const float *first = gates[0] + gated * 16, *second = values[0] + gated * 16;
+        if (job.gate) write_gated(job, gate_row + gated, rows, gate_column, first, second);
+        for (int64_t r = 0; r < rows && !job.gate; r++) {
+            write_row(job, gate_row + gated + r, gate_column, first + r * 16);
+            if (gate_column + 16 < job.n) write_row(job, gate_row + gated + r, gate_column + 16, second + r * 16);
+        }
         gated += rows;
     }
 };
@@ -92,22 +98,24 @@ struct Between {
 // A panel with one or two tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns.
 template <int COUNT>
 void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, Between& between) {
-    const int64_t parts = job.x.parts, size = TILE_ROWS * PART;
+    const int64_t stored = job.x.stored, size = TILE_ROWS * PART;
     const uint16_t* x = job.x.tile(t, 0);
     unrolled<2 * COUNT>([](auto sum) { tile_zero<sum.value>(); });
-    for_parts(job.x.terms, parts, [&](int64_t i, auto loads_x, auto loads_weights) {
+    for_parts(job.x.terms, job.x.parts, [&](int64_t, auto loads_x, auto loads_weights) {
         unrolled<COUNT>([&](auto c) {
-            if constexpr (loads_x.value) tile_stream<6 + c.value>(x + (c.value * parts + i) * size, TILE_BYTES);
+            if constexpr (loads_x.value) tile_stream<6 + c.value>(x + c.value * stored * size, TILE_BYTES);
             unrolled<2>([&](auto half) {
                 constexpr int SUM = 2 * c.value + half.value, WEIGHTS = 4 + half.value;
                 if constexpr (loads_weights.value && c.value == 0)
-                    tile_load<WEIGHTS>(panel[half.value * parts + i], TILE_BYTES);
+                    tile_load<WEIGHTS>(panel[half.value * stored], TILE_BYTES);
                 tile_product<SUM, 6 + c.value, WEIGHTS>();
             });
         });
+        if constexpr (loads_x.value) x += size;  // tiles lie in the order in which they are loaded
+        if constexpr (loads_weights.value) panel++;
         between.step();
     });
-    if (job.gate) return between.take<COUNT>();
+    if (job.gate || job.activate || (job.bias && job.x.terms > 1)) return between.take<COUNT>();
     unrolled<COUNT>([&](auto c) {
         const int64_t row = (t + c.value) * TILE_ROWS;
         write<2 * c.value>(job, row, between.column);
@@ -161,7 +169,7 @@ inline void multiply_by_columns(const Matmul& job, const float* x, int64_t x_str
 
 inline void gemm(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
                           int threads) {
-    const int64_t size = job.x.parts * PART;
+    const int64_t size = job.x.stored * PART;
     if (2 * job.x.m * size <= ROWS_BYTES) return multiply_by_columns(job, x, x_stride, shapes, threads);
     const int64_t number = Panels::number(job), tiles = Panels::tiles(job);
     const int64_t most = std::clamp<int64_t>(PANELS_BYTES / int64_t(tiles * sizeof(Tile)), 1, number);

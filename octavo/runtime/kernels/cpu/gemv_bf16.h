@@ -156,6 +156,8 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
     const int64_t row = t * job.x.width;
     const int64_t rows = is_last && !job.gate && !job.greedy ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
     Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
+    const uint16_t* x = job.x.tile(t, first);
+    const int64_t size = job.x.width * PART, stored = job.x.stored;
     for_parts(job.x.terms, count, [&](int64_t i, auto loads_x, auto loads_weights) {
         if constexpr (loads_weights.value) {
             const Place place = weights.place(i);
@@ -163,10 +165,11 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
             tile_load<5>(place.tile + place.to_second, place.stride);
         }
         unrolled<COUNT>([&](auto c) {
-            if constexpr (loads_x.value) tile_load<6 + c.value>(job.x.tile(t + c.value, first + i), 4 * job.x.width);
+            if constexpr (loads_x.value) tile_load<6 + c.value>(x + c.value * stored * size, 4 * job.x.width);
             tile_product<2 * c.value, 4, 6 + c.value>();
             tile_product<2 * c.value + 1, 5, 6 + c.value>();
         });
+        if constexpr (loads_x.value) x += size;  // tiles lie in the order in which they are loaded
         weights.step();
         results.step();
     });

@@ -16,24 +16,27 @@ constexpr int64_t MOST_GEMV_ROWS = 64;  // rows of x that are turned, instead of
 //
 // With three terms floats are multiplied: each is a bf16 number and another for the rest. Of every part three products
 // are added up: rest of x times weights, x times weights, x times rest of the weights. A tile that the product before
-// had, too, stays where it was: it is not stored again.
+// had, too, stays where it was: it is not stored again, so that two tiles lie in memory for three products.
 struct Rounded {
     int64_t m, k;
     bool many;
     float* data;
     int64_t terms = 1;
-    int64_t parts = terms * divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
+    int64_t stored = std::min<int64_t>(terms, 2) * divide_up(k, PART), parts = terms * divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
 
     static size_t floats(int64_t m, int64_t k, int64_t terms = 1) {
-        return size_t(round_up(m, 16) * terms * round_up(k, PART) / 2);
+        return size_t(round_up(m, 16) * std::min<int64_t>(terms, 2) * round_up(k, PART) / 2);
     }
     // The same of other rows, with what `data` has room for.
     Rounded of(int64_t rows, float* place) const { return {rows, k, true, place, terms}; }
     size_t floats_of(int64_t rows) const { return floats(rows, k, terms); }
 
     uint16_t* tile(int64_t t, int64_t part) const {
-        return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
+        const int64_t place = terms == 3 ? part / 3 * 2 + (part % 3 + 1) / 2 : part;
+        return reinterpret_cast<uint16_t*>(data) + (t * stored + place) * width * PART;
     }
+    // The same of weights, among the tiles of a strip.
+    int64_t place_of_weights(int64_t part) const { return terms == 3 ? part / 3 * 2 + part % 3 / 2 : part; }
 
     void round_all(const float* x, int64_t x_stride, int threads) const {
         const int64_t piece = width > 1 ? PIECE : parts, pieces = divide_up(parts, piece);
@@ -47,6 +50,7 @@ struct Rounded {
     void round(const float* x, int64_t x_stride, int64_t t, int64_t first, int64_t count) const {
         for (int64_t r = 0; r < width; r++)  // a row of x is one stream
             for (int64_t i = first; i < first + count; i++) {
+                if (terms == 3 && i % 3 == 2) continue;
                 uint16_t* to = tile(t, i) + r * PART;
                 if (width * t + r < m)
                     round_part(x + (width * t + r) * x_stride, i, to);
@@ -58,7 +62,6 @@ struct Rounded {
     }
 
     void round_part(const float* x, int64_t i, uint16_t* to) const {
-        if (terms == 3 && i % 3 == 2) return;
         const int64_t first = i / terms * PART;
         x += first;
         float padded[PART] = {};
@@ -119,28 +122,35 @@ struct Matmul {
     }
 };
 
+// What a row's sixteen sums become, from `column` on.
+inline void write_row(const Matmul& job, int64_t row, int64_t column, const float* sums) {
+    const int64_t columns = std::min<int64_t>(16, job.n - column);
+    floats out = at<floats>(sums);
+    if (job.bias && columns == 16) out += at<floats>(job.bias + column);
+    if (job.bias && columns < 16) {
+        floats bias = {};
+        std::memcpy(&bias, job.bias + column, size_t(columns) * 4);
+        out += bias;
+    }
+    if (job.activate) out = job.activate(out);
+    float* to = job.y + row * job.y_stride + column;
+    if (columns == 16)
+        std::memcpy(to, &out, sizeof out);
+    else
+        std::memcpy(to, &out, size_t(columns) * 4);
+}
+
 // Tile T: outputs from `column` on of rows of x from `row` on; 16 of 16, or of one.
 template <int T>
 void write(const Matmul& job, int64_t row, int64_t column) {
-    const int64_t columns = std::min<int64_t>(16, job.n - column);
     const int64_t rows = std::min(job.x.width, job.x.m - row);
-    if (columns <= 0) return;
-    float* to = job.y + row * job.y_stride + column;
-    const bool is_plain = !job.bias && !job.activate;
-    if (job.x.many && columns == 16 && rows == 16 && is_plain) return tile_store<T>(to, 4 * job.y_stride);
+    if (column >= job.n) return;
+    if (job.x.many && !job.bias && column + 16 <= job.n && rows == 16)
+        return tile_store<T>(job.y + row * job.y_stride + column, 4 * job.y_stride);
     alignas(64) float tile[TILE_ROWS][16];
     tile_store<T>(tile, 4 * job.x.width);
     if (job.x.width > 1 && !job.x.many) turn(tile[0]);
-    floats bias = {};
-    if (job.bias) std::memcpy(&bias, job.bias + column, size_t(columns) * 4);
-    for (int64_t r = 0; r < rows; r++, to += job.y_stride) {
-        floats out = job.bias ? at<floats>(tile[r]) + bias : at<floats>(tile[r]);
-        if (job.activate) out = job.activate(out);
-        if (columns == 16)
-            std::memcpy(to, &out, sizeof out);
-        else
-            std::memcpy(to, &out, size_t(columns) * 4);
-    }
+    for (int64_t r = 0; r < rows; r++) write_row(job, row + r, column, tile[r]);
 }
 
 template <class Act>
