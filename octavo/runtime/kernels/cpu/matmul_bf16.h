@@ -22,7 +22,8 @@ struct Rounded {
     bool many;
     float* data;
     int64_t terms = 1;
-    int64_t stored = std::min<int64_t>(terms, 2) * divide_up(k, PART), parts = terms * divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
+    int64_t stored = std::min<int64_t>(terms, 2) * divide_up(k, PART), parts = terms * divide_up(k, PART);
+    int64_t width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
 
     static size_t floats(int64_t m, int64_t k, int64_t terms = 1) {
         return size_t(round_up(m, 16) * std::min<int64_t>(terms, 2) * round_up(k, PART) / 2);
