@@ -94,13 +94,13 @@ def measure(plain: LLM, adapted: LLM, own: list[LoRARequest], repeats: int) -> d
         assert generate(adapted, [lora], LONG)[1] == [tokens], "a row with an adapter beside the row alone"
         assert tokens != said["plain"][0], "a row with an adapter says what the base does"
     found = {kind: statistics.median(each) for kind, each in times.items()}
-    cost = lambda kind, to: statistics.median(a / b for a, b in zip(times[kind], times[to], strict=True)) - 1  # noqa: E731
+
+    def cost(kind: str, beside: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[kind], times[beside], strict=True)) - 1
+
     costs = {f"{kind}_cost": cost(kind, "plain") for kind in ("base", "lora")}
-    return (
-        {f"{kind}_ms": value for kind, value in found.items()}
-        | costs
-        | {"cost_in_turn": cost("lora", "base")}
-    )
+    costs["cost_in_turn"] = cost("lora", "base")
+    return {f"{kind}_ms": value for kind, value in found.items()} | costs
 
 
 async def first_tokens(llm: AsyncLLM, loras: Sequence[LoRARequest], clients: int, seed: int) -> list[float]:

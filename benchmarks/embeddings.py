@@ -26,25 +26,34 @@ from octavo.base.hub import installed
 LENGTHS = {16: 192, 64: 64, 128: 32, 256: 24}
 """Tokens of a text, and how many texts there are."""
 WORDS = ("the", "sea", "is", "calm", "and", "quiet", "river", "through", "old", "town", "where", "people")
-PEER = """
+_PEER = """
 import json, sys, time
 import numpy as np
-from sentence_transformers import SentenceTransformer
-model = SentenceTransformer(sys.argv[1], device="cpu")
+MODEL
 for line in sys.stdin:
     asked = json.loads(line)
     wall, cpu = time.perf_counter(), time.process_time()
-    vectors = model.encode(asked["texts"], batch_size=32)
+    vectors = VECTORS
     took = time.perf_counter() - wall, time.process_time() - cpu
     np.save(asked["file"], vectors)
     print(json.dumps(took), flush=True)
 """
-VLLM = (
-    PEER.replace("sentence_transformers import SentenceTransformer", "vllm import LLM")
-    .replace("SentenceTransformer", "LLM")
-    .replace('device="cpu"', 'dtype=sys.argv[2], runner="pooling", distributed_executor_backend="uni"')
-    .replace("model.encode", "[out.outputs.embedding for out in model.embed")
-    .replace("batch_size=32)", "use_tqdm=False)]")
+
+
+def _peer(model: str, vectors: str) -> str:
+    """Return the program of a peer, of what makes its model (sys.argv: folder, dtype) and vectors."""
+    return _PEER.replace("MODEL", model).replace("VECTORS", vectors)
+
+
+PEER = _peer(
+    "from sentence_transformers import SentenceTransformer\n"
+    'model = SentenceTransformer(sys.argv[1], device="cpu")',
+    'model.encode(asked["texts"], batch_size=32)',
+)
+VLLM = _peer(
+    "from vllm import LLM\n"
+    'model = LLM(sys.argv[1], dtype=sys.argv[2], runner="pooling", distributed_executor_backend="uni")',
+    '[each.outputs.embedding for each in model.embed(asked["texts"], use_tqdm=False)]',
 )
 
 

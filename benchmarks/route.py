@@ -160,7 +160,7 @@ def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> None:
 
 
 def shares(number: int) -> list[set[int]]:
-    """So many parts of the cores that this process may use; all of them each time where they are few."""
+    """Return so many parts of the cores that this process may use; all of them each time if they are few."""
     cores = sorted(os.sched_getaffinity(0))
     size = len(cores) // number
     if size < 2:

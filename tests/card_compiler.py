@@ -14,7 +14,6 @@ import functools
 import io
 import json
 import multiprocessing
-import os
 import re
 import sys
 
@@ -22,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from octavo.base.cards import CARDS
+from octavo.base.cores import usable_cores
 from tests import offline_triton
 
 NVIDIA = "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
@@ -128,7 +128,7 @@ def share_out(works):
                 return
             works[turn]()
 
-    children = [fork.Process(target=take) for _ in os.sched_getaffinity(0)]
+    children = [fork.Process(target=take) for _ in range(usable_cores())]
     for child in children:
         child.start()
     for child in children:

@@ -34,13 +34,10 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
             f"distributed_executor_backend='external_launcher' needs as many processes as ranks: torchrun "
             f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
-    device = parallel.device if parallel.device != "auto" else find_device()
-    if (
-        parallel.device == "auto"
-        and backend != "ray"
-        and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    ):
-        device = "cpu"  # all GPUs are hidden; under Ray those of the driver are, and the workers have theirs
+    device = parallel.device
+    if device == "auto":  # under Ray the driver's GPUs may be hidden: the workers have theirs
+        is_hidden = backend != "ray" and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        device = "cpu" if is_hidden else find_device()
     if backend == "external_launcher" and max(parallel.num_replicas, parallel.pipeline_parallel_size) > 1:
         text = (
             "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."

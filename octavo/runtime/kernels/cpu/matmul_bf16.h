@@ -146,7 +146,7 @@ template <int T>
 void write(const Matmul& job, int64_t row, int64_t column) {
     const int64_t rows = std::min(job.x.width, job.x.m - row);
     if (column >= job.n) return;
-    if (job.x.many && !job.bias && column + 16 <= job.n && rows == 16)
+    if (job.x.many && !job.bias && !job.activate && column + 16 <= job.n && rows == 16)
         return tile_store<T>(job.y + row * job.y_stride + column, 4 * job.y_stride);
     alignas(64) float tile[TILE_ROWS][16];
     tile_store<T>(tile, 4 * job.x.width);
