@@ -118,7 +118,6 @@ class PerformanceTuner:
         return self.options | max(results, key=lambda result: result[0])[1]
 
     def _measure(self, options: dict[str, Any]) -> Trial:
-        """A point of the search."""
         began_s = time.monotonic()
         try:
             score, error = self.run_benchmark(**options)["throughput"], ""

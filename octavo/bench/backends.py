@@ -54,12 +54,7 @@ def _embedding(sample: Sample, model: str) -> dict[str, Any]:
 
 def _ranking(sample: Sample, model: str) -> dict[str, Any]:
     texts = sample.prompt
-    return {
-        "model": model,
-        "query": texts[0],
-        "documents": texts[1:],
-        "truncate_prompt_tokens": -1,
-    }
+    return {"model": model, "query": texts[0], "documents": texts[1:], "truncate_prompt_tokens": -1}
 
 
 _completions = Backend("/v1/completions", _completion, lambda choice: choice.get("text"), takes_ids=True)

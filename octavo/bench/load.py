@@ -96,7 +96,6 @@ async def _send_all(
 
 
 async def _probe(target: Target, load: Load, probes: list[Timing]) -> None:
-    """Ask for one token, again and again, until it is cancelled."""
     while True:
         probes.append(await target.ask(Sample("Hi", 1, 1), load.models[0], load.extra))
         await asyncio.sleep(1 / load.probe_rate)
@@ -104,7 +103,6 @@ async def _probe(target: Target, load: Load, probes: list[Timing]) -> None:
 
 @contextlib.contextmanager
 def _progress(total: int, what: str, is_shown: bool) -> Iterator[Callable[[], object]]:
-    """A bar, and what moves it on."""
     with tqdm(total=total, desc=what, disable=not is_shown or not total) as bar:
         yield bar.update
 

@@ -182,7 +182,6 @@ def _tokenizer(load: LoadOptions, source: str) -> Tokenizer:
 
 
 def _head(bench: ServeBench, model: str, ramp: RampUp | None) -> dict[str, Any]:
-    """What was measured, and how."""
     load, rate = bench.load, bench.load.request_rate
     result: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),

@@ -96,7 +96,6 @@ def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
 
 
 def _flags(name: str, short: Mapping[str, str]) -> list[str]:
-    """The short flag, if there is one, and the long one."""
     return [*([short[name]] if name in short else []), "--" + name.replace("_", "-")]
 
 

@@ -73,7 +73,6 @@ def in_gib(num_bytes: int) -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What /proc/cpuinfo says of one core."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {

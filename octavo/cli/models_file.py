@@ -119,7 +119,6 @@ class _File:
             raise self._error(where, str(error)) from None
 
     def _engine_options(self, given: Options, where: tuple[str, ...]) -> dict[str, Any]:
-        """Options by the names of flags, read as flags are."""
         found: dict[str, Any] = {}
         for name, value in given.items():
             if (field := str(name).replace("-", "_")) in _NOT_OURS:

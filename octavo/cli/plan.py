@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(plan: Any) -> str:
-    """A line per use, for a person."""
     lent = " (lent by the system)" if plan.device == "cpu" else ""
     on_host = f"  {_size(plan.host_weight_bytes).strip()} of them in host memory"
     rows = [

@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: EngineArgs, folder: Path) -> int:
-    """Fill the folder; return its bytes."""
     (folder / GPU_KERNELS).mkdir()
     env.keep_gpu_kernels(folder / GPU_KERNELS)
     with octavo.LLM.from_engine_args(args) as llm:

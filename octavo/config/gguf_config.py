@@ -187,13 +187,11 @@ def _divisors(file: GGUFFile, name: str) -> list[float]:
 
 
 def _complete_bert(config: Config) -> None:
-    """What its config.json says."""
     config["layer_norm_eps"] = config.pop("layer_norm_epsilon", 1e-12)
     config["hidden_act"] = "gelu"
 
 
 def _complete_llama(config: Config) -> None:
-    """A Llama with experts is a Mixtral."""
     if config.get("num_experts"):
         config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 

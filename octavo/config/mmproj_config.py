@@ -90,7 +90,6 @@ def _llava(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
 
 
 def _idefics(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
-    """Idefics3 and SmolVLM."""
     if "<image>" not in ids:
         raise BadCheckpoint(f"{file.path}: the text model has no token <image>")
     whole |= {"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": ids["<image>"]}
@@ -161,7 +160,6 @@ def _qwen(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
 
 
 def _pixtral(whole: Config, ids: dict[str, int], file: GGUFFile) -> None:
-    """Pixtral, and Mistral 3, which merges patches."""
     if not ids.keys() >= {"[IMG]", "[IMG_BREAK]", "[IMG_END]"}:
         raise BadCheckpoint(f"{file.path}: the text model lacks the tokens [IMG], [IMG_BREAK], [IMG_END]")
     merges = "mm.patch_merger.weight" in file.tensors

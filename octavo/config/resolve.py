@@ -216,7 +216,6 @@ def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _part(args: EngineArgs, kind: type[C]) -> C:
-    """The fields of one concern out of the flat arguments."""
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # every kind is a dataclass
     return kind(**{name: getattr(args, name) for name in names})
 

@@ -119,7 +119,6 @@ def read_folder(root: Path) -> Folder:
 
 
 def _modules(root: Path) -> list[tuple[str, Path]]:
-    """Return the modules' kinds and folders, in order."""
     file = root / "modules.json"
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))

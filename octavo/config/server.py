@@ -62,8 +62,7 @@ class ServerConfig:
         choices=("replay", "restart", "exit"),
     )
     preload_prefixes: str = option(
-        "",
-        "File of JSON lines with prompt or messages: prefixes to have in the cache from the start.",
+        "", "File of JSON lines with prompt or messages: prefixes to have in the cache from the start."
     )
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
     max_pending_body_bytes: int = option(

@@ -27,10 +27,7 @@ def options_of(config: EngineConfig) -> dict[str, Any]:
     """Return the options that decide how the weights lie in memory."""
     options = {name: getattr(config.model, name) for name in _MODEL}
     options |= {name: getattr(config.parallel, name) for name in _PARALLEL}
-    return options | {
-        "device": config.parallel.device_kind,
-        "enable_lora": config.lora.enable_lora,
-    }
+    return options | {"device": config.parallel.device_kind, "enable_lora": config.lora.enable_lora}
 
 
 def write(config: EngineConfig, folder: Path, tokenizer: dict[str, Any], machine: str) -> None:

@@ -208,7 +208,6 @@ class AsyncLLM(WeightsOnLoop):
         options: RequestOptions,
         ticket: Ticket | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request."""
         kind = sampling_params.output_kind if isinstance(sampling_params, SamplingParams) else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
         own = await self._admit(prompt, sampling_params) if ticket is None else None
@@ -384,7 +383,6 @@ class AsyncLLM(WeightsOnLoop):
         return prepared
 
     def _learn(self, ready: Ready) -> None:
-        """Take over what the core decided at its start."""
         self.metrics.note_cache(ready.plan.num_blocks)
         self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model

@@ -166,7 +166,6 @@ class LLMEngine(VerbsInThread):
         self.input_processor.close()
 
     def _learn(self, ready: Ready) -> None:
-        """Take over what the core decided at its start."""
         self.cache_plan = ready.plan
         self.metrics.note_cache(ready.plan.num_blocks)
         self.config = self.config.with_max_model_len(ready.max_model_len)

@@ -185,7 +185,6 @@ def _choices(value: object) -> list[str]:
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
-    """A JSON object; text is parsed."""
     try:
         schema = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)

@@ -84,7 +84,6 @@ class Engines:
         return asked
 
     def _knows(self, name: str) -> bool:
-        """Whether this is the name of an adapter."""
         return self.adapters.find(name) is not None
 
     def adapter_of(

@@ -60,7 +60,6 @@ def _generated(outputs: list[RequestOutput]) -> Generated:
 
 
 def _piece(new: CompletionOutput) -> dict[str, Any]:
-    """What is new of one sequence."""
     told = {"index": new.index, "text": new.text, "token_ids": list(new.token_ids)}
     return {**told, "finish_reason": new.finish_reason}
 

@@ -56,7 +56,6 @@ def describe_api(*, strict: bool) -> dict[str, Any]:
 
 
 def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
-    """What one method of a path takes and answers."""
     answer: dict[str, Any] = {}
     if route.media_type:
         answer[route.media_type] = {"schema": _reference(route.response_model)}

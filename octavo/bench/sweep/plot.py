@@ -140,5 +140,4 @@ def _num_devices(row: dict[str, Any], name: str) -> float:
 
 
 def _given(row: dict[str, Any], name: str) -> Any:
-    """A field, also under its name as a flag."""
     return row.get(name) or row.get(name.replace("_", "-"))

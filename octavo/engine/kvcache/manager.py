@@ -367,7 +367,6 @@ class KVCacheManager:
         self.num_received_tokens += len(received) * self.hash_block_size
 
     def _drop_fork(self, table: BlockTable) -> None:
-        """Give back what `keep_fork` took."""
         for block in table.forked.values():
             self.pool.release(block)
         table.forked = {}

@@ -112,7 +112,6 @@ class _Writer:
         return f"({tag}{more}){'' if form.get('at_least_one') else '?'}{self._then(ends)}"
 
     def _triggered(self, tag: Any, triggers: Iterable[Any]) -> str:
-        """Return a tag after free text."""
         begin = _beginning({"type": "tag", **tag}) if isinstance(tag, Mapping) else ""
         trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
         if trigger is None:
@@ -129,7 +128,6 @@ class _Writer:
         return self._rule(" | ".join(rules)) if len(rules) > 1 or not plain else rules[0]
 
     def _then(self, ends: Ends) -> str:
-        """Return what follows an expression."""
         texts = [text for text in ends or () if text]
         return f" ({' | '.join(map(self._literal, texts))})" if texts else ""
 

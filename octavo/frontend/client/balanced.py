@@ -295,7 +295,6 @@ class BalancedDoor:
 
 
 def _of_replica(config: EngineConfig, index: int) -> EngineConfig:
-    """Return the config of one replica, which has devices of its own."""
     parallel = replace(config.parallel, data_parallel_rank=config.parallel.first_replica + index)
     return replace(config, parallel=parallel.on_device(index * parallel.world_size))
 

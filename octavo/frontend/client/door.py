@@ -111,7 +111,6 @@ class Door(ABC):
             del self._replies[call_id]
 
     def _begin(self) -> None:
-        """A life that is not yet there."""
         self._outputs = Backlog()
         self._unsent_aborts = []
         self._ready: asyncio.Future[control.Ready] = asyncio.get_running_loop().create_future()

@@ -87,7 +87,6 @@ class FunctionGemmaParser(MarkedParser):
             self.arguments(head + _scalar((yield from self._bare())))
 
     def _bare(self) -> Move[str]:
-        """A number or word without quotes."""
         parts: list[str] = []
         while (char := (yield from self.peek())) not in _VALUE_END:
             if char == "<" or len(parts) > _LONGEST_WORD:

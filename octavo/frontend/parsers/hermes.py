@@ -28,7 +28,6 @@ class HermesParser(MarkedParser):
 
 
 def _tagged(*openings: str, closing: str = "", marks: tuple[str, ...] = ()) -> type[HermesParser]:
-    """A format that differs in its tags."""
     tags = {"openings": openings, "closing": closing, "marks": marks}
     return type("HermesParser", (HermesParser,), tags | {"__doc__": f"Calls behind {openings[0]}."})
 

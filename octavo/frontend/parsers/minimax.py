@@ -36,7 +36,6 @@ class MiniMaxM3Parser(MiniMaxParser):
             self.arguments(_object(members))
 
     def _tag(self) -> Move[tuple[str, str]]:
-        """The next tag, and the text before it."""
         text, marker = yield from self.take_until(_TAG)
         tag, end = yield from self.take_until(">")
         if not marker or not end:
@@ -44,7 +43,6 @@ class MiniMaxM3Parser(MiniMaxParser):
         return text, tag
 
     def _element(self, name: str, schema: Any, depth: int = 1) -> Move[str]:
-        """The rest of an element, as JSON."""
         if name.startswith("/") or depth > _DEEPEST:
             raise Malformed
         types, parts = types_of(schema), []

@@ -113,7 +113,6 @@ def _value(parser: Parser, depth: int = 0) -> Move[Any]:
 
 
 def _items(parser: Parser, closing: str, depth: int) -> Move[list[Any]]:
-    """The rest of a list, tuple or set."""
     items: list[Any] = []
     while (yield from parser.skip_space()) != closing:
         items.append((yield from _value(parser, depth + 1)))
@@ -125,7 +124,6 @@ def _items(parser: Parser, closing: str, depth: int) -> Move[list[Any]]:
 
 
 def _braces(parser: Parser, depth: int) -> Move[Any]:
-    """The rest of a dict, or of a set."""
     members: dict[str, Any] = {}
     while (yield from parser.skip_space()) != "}":
         key = yield from _value(parser, depth + 1)

@@ -297,7 +297,6 @@ class Parser(ABC):
         return scalar
 
     def _copy_string(self, sink: Sink, head: str = "") -> Move[None]:
-        """A string with its quotes."""
         sink(head + (yield from self.take()))
         try:
             while marker := (yield from self.copy_until(partial(_escape, sink), '"', "\\", *self.marks)):

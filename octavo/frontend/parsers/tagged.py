@@ -83,7 +83,6 @@ class TaggedParser(Parser):
         self._in_block = False
 
     def _call(self) -> Move[None]:
-        """What follows a call's opening."""
         name, marker = yield from self._name()
         if not marker:
             raise Malformed

@@ -64,7 +64,6 @@ class AppendThinkParser(ThinkParser):
 
 
 def _tagged(opening: str, closing: str, *answer_marks: str) -> type[ThinkParser]:
-    """A format that differs in its tags."""
     tags = {"opening": opening, "closing": closing, "answer_marks": answer_marks}
     return type("ThinkParser", (ThinkParser,), tags | {"__doc__": f"Reasoning in {opening} and {closing}."})
 

@@ -12,13 +12,7 @@ from typing import Any
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.frontend.media.conversation import (
-    BREAK,
-    ConversationMedia,
-    marker_texts,
-    take_bare,
-    take_media,
-)
+from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_texts, take_bare, take_media
 from octavo.frontend.parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,

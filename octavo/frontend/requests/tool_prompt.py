@@ -83,7 +83,6 @@ def _call(call: Any) -> str:
 
 
 def _joined(first: Any, second: Any, between: str) -> Any:
-    """Two contents, texts or lists of parts, as one."""
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):

@@ -46,7 +46,6 @@ def time_tokens(weights: np.ndarray, num_positions: int) -> np.ndarray:
 
 
 def _smoothed(weights: np.ndarray) -> np.ndarray:
-    """Return medians over time."""
     if weights.shape[-1] <= _MEDIAN // 2:
         return weights
     pad = [(0, 0)] * (weights.ndim - 1) + [(_MEDIAN // 2, _MEDIAN // 2)]

@@ -153,7 +153,6 @@ def _plain(value: Any, parameter: str) -> Any:
 
 
 def _message(message: Mapping[str, Any], traits: TemplateTraits, asked: ContentFormat) -> dict[str, Any]:
-    """A copy of `message` in the form that the template reads."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"Each message must be an object with a 'role', got {message!r:.200}.", "messages")
     given: dict[str, Any] = _plain(dict(message), "messages")

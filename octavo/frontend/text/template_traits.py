@@ -63,7 +63,6 @@ def _prints_arguments(tree: nodes.Template) -> bool:
 
 
 def _printed(tree: nodes.Template) -> Iterator[nodes.Node]:
-    """What becomes text as it is."""
     for output in tree.find_all(nodes.Output):
         yield from output.nodes
     for joined in tree.find_all(nodes.Concat):

@@ -136,7 +136,6 @@ class LibraryBackend(PagedBackend):
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
-    """Return the median time of some calls on the device, after two."""
     event: Any = torch.cuda.Event
     wait: Any = torch.cuda._sleep
     times: list[float] = []

@@ -77,7 +77,6 @@ class LMHead(Layer):
         return self._finish(self._gather(self.method.apply(hidden, self._bias)))
 
     def _finish(self, logits: Tensor) -> Tensor:
-        """Apply what is done to every logit alone."""
         if self._scale != 1.0:
             logits = logits.float() * self._scale
         if cap := self._soft_cap:

@@ -102,7 +102,6 @@ def _takes_more(layer: int, layers: int) -> bool:
 
 
 def _of_file(config: EngineConfig) -> tuple[dict[str, Any], list[Source]]:
-    """Return the metadata and the tensors of a GGUF file."""
     file = open_gguf(Path(config.checkpoint.path))
 
     def read(info: TensorInfo) -> Tensor:

@@ -94,7 +94,6 @@ def to_fp8(matrix: Tensor) -> dict[str, Tensor]:
 
 
 def _write(out: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Write files of bounded size, and their index."""
     files: list[dict[str, Tensor]] = [{}]
     names: dict[str, str] = {}
     held = total = 0

@@ -244,7 +244,6 @@ class AdapterReader:
     def _take(
         self, draft: _Draft, found: dict[str, Tensor], site: Site, target: Target, scale: float, origin: str
     ) -> None:
-        """Add one module's tensors to the draft of its site."""
         if not {"down", "up"} <= found.keys():
             raise RequestError(f"{origin} has only one of lora_A and lora_B.", "lora_path")
         down, up, shards = found["down"].float(), found["up"].float(), site.layout.select(target.shard)

@@ -35,11 +35,7 @@ class AudioTower(nn.Module):
         self._gelu = make_activation("gelu", build.kernels.activate, gated=False)
 
     def hear(
-        self,
-        mels: Tensor,
-        lengths: Sequence[int] | None = None,
-        pooled: int = 1,
-        frames: Sequence[int] = (),
+        self, mels: Tensor, lengths: Sequence[int] | None = None, pooled: int = 1, frames: Sequence[int] = ()
     ) -> list[Tensor]:
         """Return the hidden states of each spectrogram, [positions / pooled, size].
 

@@ -30,7 +30,7 @@ class Idefics3Encoder(MediaEncoder):
     """Reads `pixel_values`, [squares, 3, side, side] of each image."""
 
     WEIGHTS: ClassVar = tower_weights("vision_model.") | {
-        "connector.modality_projection.proj": to("encoder.projector"),
+        "connector.modality_projection.proj": to("encoder.projector")
     }
 
     def __init__(self, config: Config, build: BuildContext) -> None:

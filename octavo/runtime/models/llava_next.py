@@ -21,9 +21,7 @@ from octavo.runtime.models.weights import to
 class LlavaNextEncoder(LlavaEncoder):
     """Reads `pixel_values`, [1 + squares, 3, side, side], `image_sizes` and `grid` of squares, [2] each."""
 
-    WEIGHTS: ClassVar = LlavaEncoder.WEIGHTS | {
-        "image_newline": to("encoder.newline.weight", "", row),
-    }
+    WEIGHTS: ClassVar = LlavaEncoder.WEIGHTS | {"image_newline": to("encoder.newline.weight", "", row)}
     FEATURES: ClassVar[Config] = {}
     """What transformers assumes where a config does not say which features are taken."""
 

@@ -243,7 +243,6 @@ class Sampler:
                     call(processor, part)
 
     def _tell(self, processor: Processor, part: Batch, chosen: torch.Tensor) -> None:
-        """Tell a processor that looks back what its rows have chosen."""
         if type(processor).observe is not Processor.observe:
             is_whole = len(part) == len(chosen)
             processor.observe(part, chosen if is_whole else self._copy(chosen, part))

@@ -52,8 +52,7 @@ def open_shared(handles: object, num_bytes: int, device: torch.device) -> Tensor
     """Return the trainer's buffer [num_bytes] uint8. Raises RequestError."""
     if not isinstance(handles, Mapping):
         raise RequestError(
-            "ipc_handles must be what WeightSender sends: an object by GPU, or by cpu.",
-            "ipc_handles",
+            "ipc_handles must be what WeightSender sends: an object by GPU, or by cpu.", "ipc_handles"
         )
     kind = _uuid(device) if device.type == "cuda" else "cpu"
     handle = handles.get(kind)

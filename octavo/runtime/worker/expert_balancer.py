@@ -11,13 +11,7 @@ from octavo.base.log import get_logger
 from octavo.config.expert_load import ExpertLoad
 from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.distributed.group import Group
-from octavo.runtime.layers.expert_placement import (
-    ExpertPlacement,
-    Move,
-    balancedness,
-    moves,
-    place_experts,
-)
+from octavo.runtime.layers.expert_placement import ExpertPlacement, Move, balancedness, moves, place_experts
 from octavo.runtime.layers.experts import Experts
 from octavo.runtime.models.interface import Model
 from octavo.runtime.worker.lockstep import Lockstep

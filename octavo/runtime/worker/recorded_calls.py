@@ -152,7 +152,6 @@ class RecordedCalls(Replayer):
         return hidden if found is None else Choice(*found)
 
     def _batch(self, size: int) -> ForwardBatch:
-        """Return a batch of the first rows of the inputs."""
         return ForwardBatch(
             input_ids=_rows(self._ids, size),
             positions=_rows(self._positions, size),
@@ -174,7 +173,6 @@ def _hidden(hidden: Tensor) -> Tensor:
 
 
 def _rows(array: Array, count: int) -> Tensor:
-    """Return the first rows, in the same memory."""
     return torch.from_numpy(array[:count])
 
 

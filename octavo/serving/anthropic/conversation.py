@@ -126,7 +126,6 @@ def _messages(body: CountTokensRequest) -> Iterator[dict[str, Any]]:
 
 
 def _assistant(message: Turn) -> dict[str, Any]:
-    """A turn of the model's, with the tools that it called."""
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
     calls, texts = [], []
@@ -180,7 +179,6 @@ def _is_image(block: Any) -> bool:
 
 
 def _image(block: Block) -> Block:
-    """An image as a part of a chat message."""
     match block.get("source"):
         case {"type": "base64", "media_type": str(kind), "data": str(data)}:
             url = f"data:{kind};base64,{data}"

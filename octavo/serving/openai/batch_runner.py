@@ -159,7 +159,6 @@ class BatchRunner:
                 yield number, read_line(content)
 
     async def _lines(self, job: _Job) -> AsyncIterator[tuple[int, bytes]]:
-        """The input's lines that are not blank."""
         async for lines in self._store.windows(job.batch.input_file_id):
             for number, content in lines:
                 if content.strip():
@@ -178,5 +177,4 @@ class BatchRunner:
         return next((key.cache_salt for key in keys if key.tenant == tenant), tenant) if len(keys) > 1 else ""
 
     async def _run(self, change: Callable[..., T], job: _Job, **values: Any) -> T:
-        """A change of the record of a batch."""
         return await self._store.run(partial(change, tenant=job.tenant, batch_id=job.batch.id, **values))

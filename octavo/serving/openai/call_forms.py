@@ -53,7 +53,6 @@ _PLAMO = ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plam
 
 
 def _tags(call: str, end: str, before: str, behind: str, **others: Any) -> CallForm:
-    """A tag for each argument."""
     return CallForm(call, end, arguments="tags", parameter=(before, behind), **others)
 
 

@@ -113,7 +113,6 @@ def shown(document: Document) -> FileObject:
 
 
 def _upload_of(form: FormData) -> UploadFile:
-    """The file of a form that is in order."""
     if unknown := sorted(set(form) - {"file", "purpose"}):
         raise RequestError(
             f"Unknown field {unknown[0][:100]!r} of the form: file and purpose are known; how long files are "

@@ -57,7 +57,6 @@ def tokenization(request: SamplingFields, *, add_special_tokens: bool) -> dict[s
 
 
 def _asked_tokens(request: SamplingFields) -> int | None:
-    """The most tokens of output, if the request says so."""
     most: int | None = getattr(request, "max_completion_tokens", None)
     return getattr(request, "max_tokens", None) if most is None else most
 

@@ -58,7 +58,6 @@ def reaches_into_reasoning(parser: str) -> bool:
 
 
 def _answer(form: CallForm, calls: list[Format], special: Iterable[str], *, is_parallel: bool) -> Format:
-    """Free text with the calls in it."""
     opening, closing = form.block
     tags = calls
     if opening:
@@ -117,7 +116,6 @@ def _call(form: CallForm, function: Function, is_strict: bool, free: Format) -> 
 
 
 def _tags(form: CallForm, schema: Mapping[str, Any]) -> Format:
-    """A tag for each argument, in the schema's order."""
     members = _members(schema)
     tags = [_tag(form, key, value) for key, value, _ in members]
     return _sequence([tag if m[2] else _optional(tag) for tag, m in zip(tags, members, strict=True)])
@@ -241,7 +239,6 @@ def _plain_text(schema: Mapping[str, Any]) -> Format:
 
 
 def _between(before: str, content: Format, behind: str) -> Format:
-    """Content between two texts, in which holes are patterns."""
     begin, *rest = _HOLE.split(before)
     end, *tail = _HOLE.split(behind)
     tag = {"type": "tag", "begin": begin, "content": content, "end": end}

@@ -64,7 +64,6 @@ async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
 
 
 async def _answer_there(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
-    """Answer; the model is there."""
     generation, answer = prepare(caller, body)
     reasons: dict[int, FinishReason] = {}
     async with aclosing(generation.outputs()) as outputs:

@@ -130,7 +130,6 @@ def _add_call(turns: list[dict[str, Any]], item: Item) -> None:
 
 
 def _text(item: Item, name: str) -> str:
-    """Its text, or that of its parts."""
     content = item.get(name)
     if isinstance(content, str):
         return content
@@ -156,8 +155,7 @@ def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS:
         raise RequestError(
-            f"A content part of type {str(kind)[:40]!r} is not supported: text and images are.",
-            "input",
+            f"A content part of type {str(kind)[:40]!r} is not supported: text and images are.", "input"
         )
     return _string(part, "refusal" if kind == "refusal" else "text")
 

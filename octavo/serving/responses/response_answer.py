@@ -152,7 +152,6 @@ class ResponseAnswer:
         return self._event(f"output_item.{kind}", output_index=index, item=self.response.output[index])
 
     def _in_item(self, kind: str, **fields: Any) -> StreamEvent:
-        """Something happens within the last item."""
         index = len(self.response.output) - 1
         return self._event(kind, item_id=self.response.output[index].id, output_index=index, **fields)
 

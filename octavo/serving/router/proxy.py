@@ -172,7 +172,6 @@ class Proxy:
 
 
 async def _send_on(answer: aiohttp.ClientResponse, send: Send) -> None:
-    """Send an answer on piece by piece, as the pieces come."""
     headers = _kept(answer.raw_headers)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     async for piece in answer.content.iter_any():

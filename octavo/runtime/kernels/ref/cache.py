@@ -52,12 +52,7 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def paged_attention(
-    q: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    batch: Ragged,
-    scores: Scores,
-    share: Share | None = None,
+    q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores, share: Share | None = None
 ) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
     if share is not None:

@@ -163,7 +163,6 @@ def _unpack_kernel(
     blocks, out, K: tl.constexpr, ROW: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Unpack WIDTH values of one row."""
     PER: tl.constexpr = 8 if KIND == "A4" else 4
     SIZE: tl.constexpr = PER * _LANES
     row = tl.program_id(0).to(tl.int64)

@@ -46,7 +46,6 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Attend for one tile of queries and one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
     head = tl.program_id(1)
     request, begin, q_len, first_q = locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)

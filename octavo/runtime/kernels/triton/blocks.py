@@ -73,7 +73,6 @@ def _scale_and_min(block, group, mask):
 
 @triton.jit
 def _unpack_32(block, i, mask, TYPE: tl.constexpr):
-    """Return value i of a block of 32."""
     scale = _half(block, mask)
     if TYPE == "Q8_0":
         return scale * _signed(block + 2 + i, mask)
@@ -91,7 +90,6 @@ def _unpack_32(block, i, mask, TYPE: tl.constexpr):
 
 @triton.jit
 def _unpack_256(block, i, mask, TYPE: tl.constexpr):
-    """Return value i of a block of 256."""
     if TYPE == "Q6_K":
         j = i % 128
         low = (_byte(block + i // 128 * 64 + j % 64, mask) >> (j // 64 * 4)) & 15
@@ -161,7 +159,6 @@ def _dequantize_kernel(
     TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Unpack WIDTH values of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < K

@@ -17,7 +17,6 @@ _IN_PROMPT = tl.constexpr(IN_PROMPT)
 
 @triton.jit
 def _widen_kernel(logits, out, stride, size, TILE: tl.constexpr):
-    """Copy one tile of one row."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     values = tl.load(logits + row * stride + column, mask=column < size)
@@ -61,7 +60,6 @@ def _ban_kernel(
     logits, rows, last, prefixes, owners, lists, ids, lengths, stride, ids_stride, width, num_words,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Compare WORDS of the words."""
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     there = word < num_words
     output = ids + tl.load(lists + word, mask=there, other=0) * ids_stride
@@ -117,7 +115,6 @@ def penalize(logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, st
 
 @triton.jit(do_not_specialize=["ids_stride", "num_rows"])
 def _count_kernel(token_ids, lists, lengths, ids, counts, ids_stride, size, num_rows, ROWS: tl.constexpr):
-    """Count one more token in ROWS of the lists."""
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = place < num_rows
     token = tl.load(token_ids + place, mask=there, other=0)

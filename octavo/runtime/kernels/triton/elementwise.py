@@ -90,7 +90,6 @@ def _layer_norm_kernel(
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalise the sums of ROWS rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
@@ -156,7 +155,6 @@ def act(value, KIND: tl.constexpr):
 def _activation_kernel(
     x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr
 ):
-    """Compute WIDTH outputs of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < SIZE
@@ -185,7 +183,6 @@ def _rotary_kernel(
     positions, frequencies, cos, sin, num_tokens, factor,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS rows of both tables."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     wait(PDL)
     position = tl.load(positions + row, mask=row < num_tokens, other=0).to(tl.float32)

@@ -14,7 +14,6 @@ _ROWS = 64  # of one program
 
 @triton.jit
 def _shift_right(bits, COUNT: tl.constexpr):
-    """Shift logically."""
     return (bits >> COUNT) & ((1 << (64 - COUNT)) - 1)
 
 
@@ -31,7 +30,6 @@ def _limits_kernel(
     rows, positions, seeds, limits, out, num_rows,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Look up ROWS of the rows."""
     index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = index < num_rows
     wait(PDL)

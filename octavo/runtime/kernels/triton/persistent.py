@@ -135,7 +135,6 @@ def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _num_rows(m: int) -> int:
-    """Return the rows of a tile."""
     return 128 if m <= 128 else 256
 
 

@@ -28,7 +28,6 @@ def _tile_kernel(
     logits, rows, token_ids, parts, keys_out, ids_out, stride, num_top,
     SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Reduce one tile of one row."""
     tile, place = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + place)
     column = tile * TILE + tl.arange(0, TILE)

@@ -18,7 +18,6 @@ def _merge_kernel(
     parts, log_sums, sinks, out, part_rank, part_token, part_head, sum_rank, sum_token, sum_head,
     D: tl.constexpr, D_PAD: tl.constexpr, RANKS: tl.constexpr, RANKS_PAD: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge what ranks have seen for a head of a token."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rank, d = tl.arange(0, RANKS_PAD), tl.arange(0, D_PAD)
     there, inside = rank < RANKS, d < D

@@ -88,7 +88,6 @@ def _end_kernel(
     num_rows, stride, last_id,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Write ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
     wait(PDL)

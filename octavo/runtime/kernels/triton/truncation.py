@@ -163,7 +163,6 @@ def _choose_groups(
 
 @triton.jit
 def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr):
-    """Return the id of the `number`-th token of this step."""
     column = tl.arange(0, TILE)
     start, found = 0, SIZE
     before = number * 0
