@@ -66,8 +66,8 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return type(value)(*map(move, value))
         if isinstance(value, Decay):
             return Decay(*(part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in value))
-        if type(value) is tuple:  # of factors
-            return tuple(map(move, value))
+        if type(value) in (tuple, list):  # of factors
+            return type(value)(map(move, value))
         if isinstance(value, States):
             shared = value.cache[:, :1].to(DEVICE).expand_as(value.cache)
             return States(shared, value.offset, *map(move, value[2:]))

@@ -74,15 +74,16 @@ def _alike(
 def _attend(q: Tensor, cache: Tensor, tables: Tensor, num_keys: int, scores: Scores) -> Tensor:
     """Attend for requests alike. q: [N, new tokens, num_heads, head_dim], and so the result"""
     block_size, window, oldest = cache.shape[2], scores.sliding_window, num_keys - q.shape[1]
-    first = max(0, oldest - window + 1) // block_size if window else 0  # earlier blocks may be gone
-    blocks = cache[tables[:, first : -(-num_keys // block_size)].long()]
-    end = num_keys - first * block_size
-    keys, values = (blocks[:, :, i].flatten(1, 2)[:, :end].transpose(1, 2) for i in (0, -1))
+    first = max(0, oldest - window + 1) if window else 0  # earlier blocks may be gone
+    block, skipped = divmod(first, block_size)
+    blocks = cache[tables[:, block : -(-num_keys // block_size)].long()]
+    seen = slice(skipped, skipped + num_keys - first)
+    keys, values = (blocks[:, :, i].flatten(1, 2)[:, seen].transpose(1, 2) for i in (0, -1))
     mask = None
     if window:
-        places = torch.arange(first * block_size, num_keys, device=q.device)
+        places = torch.arange(first, num_keys, device=q.device)
         mask = (torch.arange(oldest, num_keys, device=q.device)[:, None] - places).abs() < window
-    seen = functional.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, mask, scale=scores.scale, enable_gqa=q.shape[2] != cache.shape[3]
     )
-    return seen.transpose(1, 2)
+    return out.transpose(1, 2)
