@@ -1,4 +1,4 @@
-"""`import_torch`: torch for octavo's own processes; what of it an engine does not use waits.
+"""`import_torch`: torch for an engine; what of it an engine does not use waits.
 
 More than half of `import torch` goes to what serves compilers, exports and training. The code of these
 modules waits until one of them is asked for a name, or a module of torch is imported that is not there. Then
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,10 +25,8 @@ _FUNCTIONS = "cond", "vmap", "while_loop"
 
 
 def import_torch() -> None:
-    """Import torch, whole in a script that uses octavo, which may want any of it."""
-    main = sys.modules["__main__"]
-    program = main.__spec__.name if main.__spec__ else Path(getattr(main, "__file__", "")).name
-    if "torch" not in sys.modules and program.split(".")[0] == "octavo":
+    """Import torch. A script that is to have all of it at once has imported it before."""
+    if "torch" not in sys.modules:
         sys.meta_path.insert(0, _FINDER)
         import_module("torch")
         _FINDER.is_open = False

@@ -116,7 +116,6 @@ START = """
 import json, sys
 from octavo import LLM, SamplingParams
 from octavo.runtime import late_modules
-sys.modules['__main__'].__file__ = 'bin/octavo'
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, num_gpu_blocks_override=400, profiler_dir=sys.argv[2])
 prompts = json.loads(sys.argv[3])
@@ -130,7 +129,7 @@ print(first, waiting, len(late_modules._FINDER._waiting), sep="\\n")
 
 
 def test_a_start_imports_less_of_torch(folder, make_llm, tmp_path):
-    """In a process of octavo's own; what is left is there when the profiler wants it."""
+    """What is left is there when the profiler wants it."""
     command = [sys.executable, "-c", START, str(folder), str(tmp_path), str(PROMPTS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

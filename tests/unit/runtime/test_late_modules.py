@@ -1,4 +1,4 @@
-"""What of torch waits runs as if it had run at once, whoever asks first; and scripts get torch whole."""
+"""What of torch waits runs as if it had run at once, whoever asks first. Scripts that have torch keep it."""
 
 import json
 import subprocess
@@ -6,25 +6,24 @@ import sys
 
 import pytest
 
-OWN = "sys.modules['__main__'].__file__ = 'bin/octavo'"
 PROGRAM = """
 import json, sys
 from octavo.runtime import late_modules
-{own}
+{before}
 late_modules.import_torch()
 import torch
-before = len(sys.modules)
+count = len(sys.modules)
 {use}
 modules = {{name: module for name, module in sys.modules.items() if name.split(".")[0] == "torch"}}
 names = {{name: sorted(vars(module)) for name, module in modules.items()}}
 types = sorted({{type(modules[name]).__name__ for name in late_modules._LATE & modules.keys()}})
-print(json.dumps([before, len(late_modules._FINDER._waiting), names, types]))
+print(json.dumps([count, len(late_modules._FINDER._waiting), names, types]))
 """
 
 
-def ran(own, use):
+def ran(use, before=""):
     """Modules when torch was there; those that wait after a use; names in torch's; types of the late ones."""
-    program = PROGRAM.format(own=own, use=use)
+    program = PROGRAM.format(before=before, use=use)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -47,17 +46,17 @@ def ran(own, use):
     ],
 )
 def test_all_of_it_is_there_once_some_is_asked_for(use):
-    before, waiting, names, types = ran(OWN, use)
-    whole, _, expected, _ = ran("", use)
-    assert before < whole - 200 and waiting == 0
+    count, waiting, names, types = ran(use)
+    whole, _, expected, _ = ran(use, "import torch")
+    assert count < whole - 200 and waiting == 0
     assert names == expected and types == ["module"]
 
 
 def test_what_nobody_asks_for_waits():
-    _, waiting, _, types = ran(OWN, "torch.relu(torch.ones(2, device=torch.device('cpu'))).sum()")
+    _, waiting, _, types = ran("torch.relu(torch.ones(2, device=torch.device('cpu'))).sum()")
     assert waiting > 20 and types == ["_LateModule"]
 
 
-def test_a_script_gets_torch_whole():
-    _, waiting, _, types = ran("", "")
+def test_a_script_that_has_torch_keeps_it_whole():
+    _, waiting, _, types = ran("", "import torch")
     assert waiting == 0 and types == ["module"]
