@@ -4,13 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
 
 from octavo.base import env
 from octavo.base.errors import OctavoError
@@ -18,6 +19,7 @@ from octavo.base.errors import OctavoError
 _DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 """So that caches can be emptied between runs, at a server of either kind."""
 _GRACE_S = 20.0
+_ENDS = signal.SIGTERM, signal.SIGHUP
 _CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
@@ -31,27 +33,26 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            output = stack.enter_context(self._log.open("wb")) if self._log else None
-            self.process = subprocess.Popen(
-                self.command,
-                stdout=output,
-                stderr=output and subprocess.STDOUT,
-                env=env.for_child(_DEV_MODE, {}),
-                start_new_session=True,
-            )
-        try:
+            stack.enter_context(_ending_in_order())
+            with self._log.open("wb") if self._log else contextlib.nullcontext() as output:
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdout=output,
+                    stderr=output and subprocess.STDOUT,
+                    env=env.for_child(_DEV_MODE, {}),
+                    start_new_session=True,
+                )
+            stack.callback(self._end)
             self._wait_until_ready()
-        except BaseException:
-            self.end()
-            raise
+            self._opened = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        self._opened.close()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Ask it to end, and after a while kill what is left of its group."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -91,6 +92,24 @@ class ServerProcess:
                 return bool(answer.status == 200)
         except (OSError, ValueError):
             return False
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Signals that would end this process raise SystemExit: a server in a session of its own would go on."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _ENDS if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def url_of(command: Sequence[str]) -> str:
