@@ -65,16 +65,16 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
 
-    Files with slow tests come first: a long one at the end would leave the other workers idle.
+    Files with slow tests come first, whose others take long, too: at the end they would leave workers idle.
 
     A machine that is busy with other things can upset the latter. The summary names each that was run again;
     more than MAX_RERUNS of them fail the session.
     """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     asked = set(selection.asked_for(items, selection.is_whole(config)))
     config.hook.pytest_deselected(items=[item for item in items if item not in asked])
     items[:] = [item for item in items if item in asked]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "integration"):
