@@ -51,7 +51,9 @@ _SECTIONS = {
 def table(result: Mapping[str, Any]) -> str:
     """Return the figures as `vllm bench serve` prints them."""
     lines = [" Serving Benchmark Result ".center(_WIDTH, "=")]
-    lines += [_line(label, result[name]) for name, label in _LINES.items() if _is_told(result.get(name))]
+    lines += [
+        _line(label, result[name]) for name, label in _LINES.items() if result.get(name) not in (None, "inf")
+    ]
     for name, (short, long) in METRICS.items():
         found = list(_of_metric(result, name, short))
         lines += [long.center(_WIDTH, "-"), *found] if found else []
@@ -89,10 +91,6 @@ def save(bench: ServeBench, result: Mapping[str, Any]) -> Path:
     with path.open("a" if report.append_result else "w", encoding="utf-8") as file:
         file.write(("\n" if appends else "") + json.dumps(kept))
     return path
-
-
-def _is_told(value: object) -> bool:
-    return value is not None and value != "inf"
 
 
 def _of_metric(result: Mapping[str, Any], name: str, short: str) -> Iterator[str]:

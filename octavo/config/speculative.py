@@ -3,7 +3,7 @@
 {"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 3}
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
@@ -155,16 +155,12 @@ def _rates(config: Mapping[str, Any], most: int, *, is_synthetic: bool) -> tuple
         rates = [min(1.0, max(0.0, length - 1 - place)) for place in range(most)]
     rates = rates or []
     is_list = isinstance(rates, list | tuple) and all(type(rate) in (int, float) for rate in rates)
-    if not is_list or len(rates) > most or not _falls((1, *rates, 0)):
+    if not is_list or len(rates) > most or any(a < b for a, b in pairwise((1, *rates, 0))):
         raise ConfigError(
             f"synthetic_acceptance_rates holds at most {most} numbers from 1 to 0, none above the one before "
             f"it, got {rates!r}."
         )
     return tuple(map(float, rates))
-
-
-def _falls(numbers: Sequence[float]) -> bool:
-    return all(first >= second for first, second in pairwise(numbers))
 
 
 def _by_batch(config: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:

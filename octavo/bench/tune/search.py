@@ -149,7 +149,8 @@ class Search:
         key = _key(options)
         trial = self._seen.get(key) or self._state.trials.get(key)
         if trial is None:
-            if self._seen and self._clock() + self._typical_s() > self._end:
+            spent_s = [trial.seconds for trial in self._seen.values()]
+            if spent_s and self._clock() + sum(spent_s) / len(spent_s) > self._end:
                 return None
             trial = self._measure(options)
             self._state.add(trial)
@@ -160,9 +161,6 @@ class Search:
                 self.best = trial
             self._say(trial, is_best)
         return trial
-
-    def _typical_s(self) -> float:
-        return sum(trial.seconds for trial in self._seen.values()) / len(self._seen)
 
     def _fresh_start(self) -> list[Options] | None:
         """The best of a few random points that were not tried; None when there is none, or no time."""

@@ -28,8 +28,10 @@ def default_space(*, num_gpus: int, num_cores: int, rounds: bool) -> list[Axis]:
     axes = _gpu_axes(num_gpus) if num_gpus else _cpu_axes(num_cores)
     drafts = [{"speculative_config": {"method": "ngram", "num_speculative_tokens": n}} for n in (2, 4)]
     axes.append(Axis("speculation", ({}, *drafts)))
-    if rounds:
-        axes += _gpu_rounding() if num_gpus else _cpu_rounding()
+    if rounds and num_gpus:
+        axes += [_of("kv_cache_dtype", "fp8"), _of("quantization", "fp8")]
+    elif rounds:
+        axes += [_of("activations", "int8"), _of("kv_cache_dtype", "int8"), _of("quantization", "int8")]
     return axes
 
 
@@ -86,11 +88,3 @@ def _gpu_axes(num_gpus: int) -> list[Axis]:
         _of("max_num_batched_tokens", 2048, 4096, 16384),
         _of("block_size", 32, 128),
     ]
-
-
-def _cpu_rounding() -> list[Axis]:
-    return [_of("activations", "int8"), _of("kv_cache_dtype", "int8"), _of("quantization", "int8")]
-
-
-def _gpu_rounding() -> list[Axis]:
-    return [_of("kv_cache_dtype", "fp8"), _of("quantization", "fp8")]

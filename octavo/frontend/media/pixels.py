@@ -3,7 +3,7 @@
 Sources: PilBackend and image_transforms of transformers 5, to the last bit; the resampling is Pillow's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from math import ceil
@@ -90,10 +90,7 @@ def levels(settings: Mapping[str, Any]) -> np.ndarray:
         values = values * settings.get("rescale_factor", 1 / 255)
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if settings.get("do_normalize", True):
-        mean, std = (_by_channel(settings[name]) for name in ("image_mean", "image_std"))
+        given = (np.array(settings[name], np.float32) for name in ("image_mean", "image_std"))
+        mean, std = (values.reshape(-1, 1) for values in given)
         table = (table - mean) / std
     return table
-
-
-def _by_channel(values: float | Sequence[float]) -> np.ndarray:
-    return np.broadcast_to(np.array(values, np.float32).reshape(-1, 1), (3, 1))

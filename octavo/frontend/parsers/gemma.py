@@ -35,9 +35,6 @@ class FunctionGemmaParser(MarkedParser):
         """The rest of an object whose brace is read, as JSON with `head` before it."""
         yield from self._members(head, ("{", "}"), self._member, depth)
 
-    def _list(self, head: str, depth: int) -> Move[None]:
-        yield from self._members(head, ("[", "]"), self._value, depth)
-
     def _members(
         self, head: str, brackets: tuple[str, str], member: Callable[[str, int], Move[None]], depth: int
     ) -> Move[None]:
@@ -82,7 +79,7 @@ class FunctionGemmaParser(MarkedParser):
             yield from self._object(head, depth + 1)
         elif char == "[":
             yield from self.take()
-            yield from self._list(head, depth + 1)
+            yield from self._members(head, ("[", "]"), self._value, depth + 1)
         else:
             self.arguments(head + _scalar((yield from self._bare())))
 

@@ -40,7 +40,8 @@ class Pieces:
         self.owners: list[int] = []
         is_cut = config.enable_chunked_processing and options.truncate_prompt_tokens is None
         for owner, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-            ids = processor.long_ids(prompt, options) if is_cut and self._embeds(asked) else []
+            embeds = (asked.task or config.tasks[0]) == "embed"
+            ids = processor.long_ids(prompt, options) if is_cut and embeds else []
             if config.max_embed_len and len(ids) > config.max_embed_len:
                 raise RequestError(
                     f"This model's maximum embedding input length is {config.max_embed_len} tokens. However, "
@@ -54,9 +55,6 @@ class Pieces:
             self.prompts += parts or [prompt]
             self.params += [bare] * len(parts) or [asked]
             self.owners += [owner] * max(1, len(parts))
-
-    def _embeds(self, params: PoolingParams) -> bool:
-        return (params.task or self._config.tasks[0]) == "embed"
 
     def spread(self, keywords: RequestKeywords) -> RequestKeywords:
         """Return keywords of which some have a value for each prompt, with one for each piece."""

@@ -20,9 +20,9 @@ from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.layers.attention import Attention, check_heads
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
-from octavo.runtime.layers.norm import NormArch, RMSNorm
-from octavo.runtime.layers.rotary import RotaryEmbedding
+from octavo.runtime.layers.norm import RMSNorm
 from octavo.runtime.layers.rows import make_row_gather
+from octavo.runtime.layers.self_attention import Setting
 from octavo.runtime.quantization.blocks import blocks_of_one
 from octavo.runtime.quantization.method import Term
 from octavo.runtime.quantization.parameter import Layout
@@ -70,19 +70,11 @@ class LatentAttention(nn.Module):
     """Computes queries and the latent vector → norm, rope → attention over the cache → out."""
 
     def __init__(
-        self,
-        arch: LatentArch,
-        build: BuildContext,
-        layer_id: int,
-        size: int,
-        *,
-        norm: NormArch,
-        rotary: RotaryEmbedding | None = None,
-        sliding_window: int = 0,
+        self, arch: LatentArch, build: BuildContext, layer_id: int, size: int, setting: Setting
     ) -> None:
         """Make the layers; see SelfAttention."""
         super().__init__()
-        self._rotary = rotary
+        self._rotary = setting.rotary
         self._gather = make_row_gather(build)
         rank, width = arch.query_rank, arch.query_size
         if rank:
@@ -94,7 +86,7 @@ class LatentAttention(nn.Module):
         self.kv_norm = RMSNorm(build.at("kv_norm"), arch.latent_size, _EPS)
         self.heads = LatentHeads(build.at("heads"), arch)
         self._norms = HeadNorms(None, self.kv_norm.weight, _EPS)
-        spec = arch.kv_spec(build.parallel.tp_size, build.kv_dtype, sliding_window)
+        spec = arch.kv_spec(build.parallel.tp_size, build.kv_dtype, setting.sliding_window)
         self.attention = Attention(build, layer_id, spec, scale=arch.scale, keys_only=arch.rope_size)
         self.out = RowLinear(build.at("out"), arch.num_heads * arch.value_size, size, arch.bias)
         self._has_query_rank = bool(rank)

@@ -1,7 +1,7 @@
 """`SelfAttention` has several heads; a `HeadsArch` describes it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,32 +60,33 @@ class HeadsArch:
         return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, window)
 
 
+class Setting(NamedTuple):
+    """A Setting is what a layer gives its attention, beside the arch. norm: of queries and keys
+
+    sliding_window: positions a query sees, 0 = all; input_size: width of what it reads, 0 = as it writes
+    """
+
+    norm: NormArch
+    rotary: RotaryEmbedding | None = None
+    sliding_window: int = 0
+    input_size: int = 0
+
+
 class SelfAttention(nn.Module):
     """Computes qkv → norms of queries and keys → rope → attention over the cache → out."""
 
     def __init__(
-        self,
-        arch: HeadsArch,
-        build: BuildContext,
-        layer_id: int,
-        size: int,
-        *,
-        norm: NormArch,
-        rotary: RotaryEmbedding | None = None,
-        sliding_window: int = 0,
-        input_size: int = 0,
+        self, arch: HeadsArch, build: BuildContext, layer_id: int, size: int, setting: Setting
     ) -> None:
-        """Make the layers. norm: of queries and keys; sliding_window: positions a query sees, 0 = all.
-
-        input_size: width of what it reads, if it is not what it writes, `size`
-        """
+        """Make the layers. size: of what it writes"""
         super().__init__()
+        norm = setting.norm
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
         self._head_dim = head_dim
-        self._rotary = rotary
+        self._rotary = setting.rotary
         self._gather = make_row_gather(build)
-        sizes = heads, kv_heads, head_dim
-        self.qkv = QKVLinear(build.at("qkv"), input_size or size, *sizes, arch.qkv_bias, arch.has_gate)
+        sizes = setting.input_size or size, heads, kv_heads, head_dim
+        self.qkv = QKVLinear(build.at("qkv"), *sizes, arch.qkv_bias, arch.has_gate)
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
         self._num_gates = self.qkv.num_heads // 2 if arch.has_gate else 0
         self._multiply = build.kernels.recurrent.gate
@@ -104,7 +105,7 @@ class SelfAttention(nn.Module):
         if arch.is_causal:
             check_context(kv_heads, build.parallel.tp_size, build.parallel.dcp.size)
         kv_dtype = build.kv_dtype if arch.is_causal else build.step_dtype or build.compute_dtype
-        spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
+        spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, setting.sliding_window)
         self.sinks = _Sinks(build.at("sinks"), heads) if arch.sinks else None
         self.attention = Attention(
             build,

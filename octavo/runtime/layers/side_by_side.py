@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
-from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
-from octavo.runtime.layers.rotary import RotaryEmbedding
-from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
+from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +34,12 @@ class SideBySide(nn.Module):
     """Layer i keeps its heads' keys and values as cache layer 2 i, its state as the next one."""
 
     def __init__(
-        self,
-        arch: SideBySideArch,
-        build: BuildContext,
-        layer_id: int,
-        size: int,
-        *,
-        norm: NormArch,
-        rotary: RotaryEmbedding | None = None,
-        sliding_window: int = 0,
+        self, arch: SideBySideArch, build: BuildContext, layer_id: int, size: int, setting: Setting
     ) -> None:
         super().__init__()
-        first, window = 2 * layer_id, sliding_window
-        self.heads = SelfAttention(
-            arch.heads, build.at("heads"), first, size, norm=norm, rotary=rotary, sliding_window=window
-        )
-        self.recurrent = Recurrent(arch.recurrent, build.at("recurrent"), first + 1, size, norm.eps)
+        place = build.at("recurrent")
+        self.heads = SelfAttention(arch.heads, build.at("heads"), 2 * layer_id, size, setting)
+        self.recurrent = Recurrent(arch.recurrent, place, 2 * layer_id + 1, size, setting.norm.eps)
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
         """Map [T, size] to [T, size], or to these rows of it."""

@@ -13,7 +13,7 @@ where it differs in kind. Our parameter names, which weight maps refer to:
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
 from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
-from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
+from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention, Setting
 from octavo.runtime.layers.side_by_side import SideBySide, SideBySideArch
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
@@ -37,6 +37,21 @@ from octavo.runtime.models.weights import WeightMap, layer_of, qkv, to
 ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention, SideBySideArch: SideBySide}
 FEED_FORWARDS = {DenseArch: MLP, ExpertsArch: Experts}
 """The bodies of layers, by what describes them."""
+
+
+class Want(NamedTuple):
+    """What a layer is to return; the cache gets the keys and values of all tokens.
+
+    rows: of the result, [S] int64; None = all. inputs: where these rows of the layer's input are kept
+    """
+
+    rows: Tensor | None = None
+    inputs: list[Tensor] | None = None
+
+
+ALL = Want()
+Stream = tuple[Term, Tensor | None]
+"""A term, and the residual stream that it is to be added to."""
 
 
 class DecoderLayer(nn.Module):
@@ -55,16 +70,14 @@ class DecoderLayer(nn.Module):
             return NoNorm(arch.residual_scale if place in RESIDUAL_NORMS else 1.0)
 
         self.attention_norm = norm("attention_in", "attention_norm")
-        body, place, window = layer.attention, build.at("attention"), layer.sliding_window
+        body, place = layer.attention, build.at("attention")
         cache_id = layer_id - build.parallel.first_layer
         self.attention: SelfAttention | LatentAttention | Recurrent | SideBySide
         if isinstance(body, RecurrentArch):
             self.attention = Recurrent(body, place, cache_id, size, arch.norm.eps)
         else:
-            kind = ATTENTIONS[type(body)]
-            self.attention = kind(
-                body, place, cache_id, size, norm=arch.norm, rotary=rotary, sliding_window=window
-            )
+            setting = Setting(arch.norm, rotary, layer.sliding_window)
+            self.attention = ATTENTIONS[type(body)](body, place, cache_id, size, setting)
         self.attention_out_norm = norm("attention_out", "attention_out_norm")
         self.mlp_norm = norm("mlp_in", "mlp_norm")
         self.mlp = FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, build.at("mlp"), size)
@@ -72,71 +85,45 @@ class DecoderLayer(nn.Module):
         self._defers_products = arch.defers_products
         self._gather = make_row_gather(build)
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
-    ) -> tuple[Term, Tensor | None]:
-        """Take and return (a term, the residual stream that it is to be added to), so that norms can add.
-
-        rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
-        inputs: where the rows of the layer's input, the sum of both, are kept
-        """
-        x, residual = self._begin(x, residual, rows, inputs)
+    def forward(self, x: Term, residual: Tensor | None, batch: ForwardBatch, want: Want = ALL) -> Stream:
+        """Take and return a term and the stream that it is to be added to, so that norms can add."""
+        x, residual = self._begin(x, residual, want)
         if self._defers_products:
-            x, residual = self.mlp_norm.add(self.attention.defer(x, batch, rows), residual)
+            x, residual = self.mlp_norm.add(self.attention.defer(x, batch, want.rows), residual)
             return self.mlp.defer(x), residual
-        term = self.attention_out_norm.defer(self.attention(x, batch, rows))
+        term = self.attention_out_norm.defer(self.attention(x, batch, want.rows))
         x, residual = self.mlp_norm.add(term, residual)
         return self.mlp_out_norm.defer(self.mlp(x)), residual
 
-    def _begin(
-        self, x: Term, residual: Tensor | None, rows: Tensor | None, inputs: list[Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
+    def _begin(self, x: Term, residual: Tensor | None, want: Want) -> tuple[Tensor, Tensor]:
         """Add what comes to the stream; return its norm, and the rows of it that are wanted."""
         x, residual = self.attention_norm.add(x, residual)
-        residual = self._gather(residual, rows)
-        if inputs is not None:
-            inputs.append(residual)
+        residual = self._gather(residual, want.rows)
+        if want.inputs is not None:
+            want.inputs.append(residual)
         return x, residual
 
 
 class ParallelLayer(DecoderLayer):
     """Computes attention and MLP side by side, each with a norm of its own or both with one."""
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
-    ) -> tuple[Term, Tensor | None]:
-        x, residual = self._begin(x, residual, rows, inputs)
+    def forward(self, x: Term, residual: Tensor | None, batch: ForwardBatch, want: Want = ALL) -> Stream:
+        x, residual = self._begin(x, residual, want)
         one_norm = isinstance(self.mlp_norm, NoNorm)
-        mlp_input = self._gather(x, rows) if one_norm else self.mlp_norm(residual)
-        return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
+        mlp_input = self._gather(x, want.rows) if one_norm else self.mlp_norm(residual)
+        return self.attention(x, batch, want.rows) + self.mlp(mlp_input), residual
 
 
 class NormalisedLayer(DecoderLayer):
     """Normalises the sums: the norms' outputs are the residual stream."""
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
-    ) -> tuple[Term, Tensor | None]:
+    def forward(self, x: Term, residual: Tensor | None, batch: ForwardBatch, want: Want = ALL) -> Stream:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
-        if inputs is not None:
-            inputs.append(self._gather(x, rows))
-        x = self.attention_norm.of_sum(self.attention(x, batch, rows), self._gather(x, rows))
+        own = self._gather(x, want.rows)
+        if want.inputs is not None:
+            want.inputs.append(own)
+        x = self.attention_norm.of_sum(self.attention(x, batch, want.rows), own)
         return self.mlp_norm.of_sum(self.mlp(x), x), None
 
 
@@ -256,9 +243,8 @@ class Decoder(Family):
         (x, *inputs), residual, last = self._enter(batch), None, len(self.layers) - 1
         for index in self._stage:
             kept = inputs if index in self.taps else None
-            x, residual = self.layers[index](
-                x, residual, batch, batch.wanted if index == last else None, kept
-            )
+            want = Want(batch.wanted if index == last else None, kept)
+            x, residual = self.layers[index](x, residual, batch, want)
             if batch.deep_embeds is not None and residual is not None:
                 residual = batch.deep_embeds.add_part(index, residual)
         hidden, stream = self.norm.add(x, residual)

@@ -23,7 +23,7 @@ from octavo.runtime.layers.norm import Term, make_norm
 from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
-from octavo.runtime.models.decoder import Decoder, DecoderLayer
+from octavo.runtime.models.decoder import ALL, Decoder, DecoderLayer, Stream, Want
 from octavo.runtime.models.weights import Target, qkv, to
 
 Features = Mapping[str, Tensor]
@@ -63,35 +63,21 @@ class CrossLayer(DecoderLayer):
             heads, build.at("cross_attention"), cache_id, size, arch.num_source_tokens
         )
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
-    ) -> tuple[Term, Tensor | None]:
-        x, residual = self._begin(x, residual, rows, inputs)
-        x, residual = self.cross_norm.add(self.attention(x, batch, rows), residual)
-        x, residual = self.mlp_norm.add(self.cross_attention(x, batch, rows), residual)
+    def forward(self, x: Term, residual: Tensor | None, batch: ForwardBatch, want: Want = ALL) -> Stream:
+        x, residual = self._begin(x, residual, want)
+        x, residual = self.cross_norm.add(self.attention(x, batch, want.rows), residual)
+        x, residual = self.mlp_norm.add(self.cross_attention(x, batch, want.rows), residual)
         return self.mlp(x), residual
 
 
 class NormalisedCrossLayer(CrossLayer):
     """Normalises the sums: the norms' outputs are the residual stream."""
 
-    def forward(
-        self,
-        x: Term,
-        residual: Tensor | None,
-        batch: ForwardBatch,
-        rows: Tensor | None = None,
-        inputs: list[Tensor] | None = None,
-    ) -> tuple[Term, Tensor | None]:
+    def forward(self, x: Term, residual: Tensor | None, batch: ForwardBatch, want: Want = ALL) -> Stream:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
-        x = self.attention_norm(self._gather(x, rows) + self.attention(x, batch, rows))
-        x = self.cross_norm(x + self.cross_attention(x, batch, rows))
+        x = self.attention_norm(self._gather(x, want.rows) + self.attention(x, batch, want.rows))
+        x = self.cross_norm(x + self.cross_attention(x, batch, want.rows))
         return self.mlp_norm(x + self.mlp(x)), None
 
 

@@ -105,7 +105,8 @@ def _compare(work: Work, platform: Platform) -> str:
     dtype = platform.compute_dtype(torch.float32)
 
     def bring(value: Any) -> Any:
-        return tree_map_only(Tensor, lambda tensor: _to(tensor, platform.device, dtype), value)
+        widths = {torch.float32: dtype}
+        return tree_map_only(Tensor, lambda t: t.to(platform.device, widths.get(t.dtype)), value)
 
     torch.manual_seed(0)
     expected = work(ref_table(), lambda value: value).float()
@@ -116,10 +117,6 @@ def _compare(work: Work, platform: Platform) -> str:
     error = float((made - expected).abs().max() / expected.abs().max().clamp(min=1e-20))
     allowed = 4 * torch.finfo(dtype).eps ** 0.75
     return "" if error <= allowed else f"off by {error:.2g} of the largest value; {allowed:.2g} is allowed"
-
-
-def _to(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return tensor.to(device, dtype if tensor.dtype == torch.float32 else None)
 
 
 def _works() -> Iterator[tuple[str, Work]]:

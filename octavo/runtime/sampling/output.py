@@ -141,13 +141,11 @@ class PendingSamples:
         """Return everything; waits for this step, but for none behind it."""
         token_ids, max_logits, *columns = self.copies.read()
         (failed,) = (~np.isfinite(max_logits)).nonzero()
-        errors = {row: _error(max_logits[row]) for row in failed.tolist()} | self.faults
+        is_masked = max_logits == -np.inf
+        errors = {row: _ALL_MASKED if is_masked[row] else _NOT_A_NUMBER for row in failed.tolist()}
+        errors |= self.faults
         logprobs: dict[int, TokenLogprobs] = {}
         for index, rows in enumerate(self.scored_rows):
             scored = zip(rows.tolist(), entries(columns[3 * index : 3 * index + 3]), strict=True)
             logprobs |= {row: entry for row, entry in scored if row not in errors}
         return HostSamples(token_ids.tolist(), logprobs, errors)
-
-
-def _error(max_logit: float) -> str:
-    return _ALL_MASKED if max_logit == -np.inf else _NOT_A_NUMBER

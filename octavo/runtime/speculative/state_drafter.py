@@ -76,7 +76,8 @@ class StateDrafter(Drafter):
         live = np.flatnonzero(turn.counts)
         kind = self.kind(turn.rows[live]) if live.size else Kind.GREEDY
         is_drawn = kind is not Kind.GREEDY and self._sampler.rejection is not None
-        if not live.size or is_drawn or not self._replayer.samples or _length(turn) > _FEW:
+        longest = (turn.ends - turn.begins).max()
+        if not live.size or is_drawn or not self._replayer.samples or longest > _FEW:
             return None
         live = live[(-turn.ends[live]).argsort(kind="stable")]
         rows, ends, counts = turn.rows[live], turn.ends[live], turn.counts[live]
@@ -118,10 +119,6 @@ class StateDrafter(Drafter):
         hidden = self._replayer.compute(work, (), PendingStep(0, [], work.samples))
         self._replayer.after_eager(work, None)
         return hidden
-
-
-def _length(turn: Turn) -> int:
-    return int((turn.ends - turn.begins).max())
 
 
 def _as_singles(rows: Array, starts: Array, ends: Array) -> tuple[Work, Array]:

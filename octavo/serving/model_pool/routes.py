@@ -64,16 +64,12 @@ async def _events(engines: PooledEngines) -> AsyncGenerator[bytes, None]:
             for model in engines.pool.models.values():
                 yield _event(model.name, "model_status", model.state)
             while True:
-                yield _event(*_change(await following))
+                name, state = await following
+                yield _event(name, "status_change", state)
                 following = asyncio.ensure_future(anext(changes))
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-
-def _change(change: tuple[str, str]) -> tuple[str, str, str]:
-    name, state = change
-    return name, "status_change", state
 
 
 def _event(name: str, kind: str, state: str) -> bytes:

@@ -83,7 +83,9 @@ class ToolUse:
                 raise RequestError(
                     "A forced tool call and structured_outputs cannot both be had.", "tool_choice"
                 )
-            schema = _calls_schema(self.tools, self.is_parallel) if self.mode == "required" else self._named()
+            schema = self.tools[0].function.parameters or _NOTHING
+            if self.mode == "required":
+                schema = _calls_schema(self.tools, self.is_parallel)
             form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
         elif form is None and (tag := self._strict_tag(renderer)):
             form = StructuredOutputsParams(
@@ -146,9 +148,6 @@ class ToolUse:
         if issubclass(kind, TaggedParser):
             return kind({tool.function.name: tool.function.parameters for tool in self.tools})
         return kind()
-
-    def _named(self) -> Any:
-        return self.tools[0].function.parameters or _NOTHING
 
 
 def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:

@@ -270,8 +270,5 @@ def choose_among(memory: PeerMemory, choice: Choice, start: int) -> Choice:
 
 def _group(memory: PeerMemory, num_warps: int) -> dict[str, int]:
     sizes = {"RANK": memory.rank, "SIZE": memory.size, "REGION_BYTES": memory.region_bytes}
-    return sizes | {"THREADS": 32 * num_warps, "num_warps": num_warps, "PTX": not _is_interpreted()}
-
-
-def _is_interpreted() -> bool:
-    return bool(triton.knobs.runtime.interpret)
+    launch = {"THREADS": 32 * num_warps, "num_warps": num_warps}
+    return sizes | launch | {"PTX": not triton.knobs.runtime.interpret}
