@@ -17,8 +17,7 @@ class DeepseekV2(Decoder):
 
     has_spare_layers = True
     WEIGHTS = Decoder.WEIGHTS.replace(
-        experts.stacked()
-        | experts.apart()
+        experts.routed()
         | experts.shared("layers.*.mlp.shared_experts")
         | experts.DEEPSEEK
         | {

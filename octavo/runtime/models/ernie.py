@@ -30,11 +30,9 @@ class Ernie45MoE(Ernie45):
     has_spare_layers = True
     _BIAS = to("layers.*.mlp.choice.bias", "", _row)
     WEIGHTS = Ernie45.WEIGHTS.replace(
-        experts.stacked()
-        | experts.apart()
+        experts.routed()
         | experts.shared("layers.*.mlp.shared_experts")
         | {
-            "layers.*.mlp.gate": to("layers.*.mlp.router"),
             "layers.*.mlp.moe_statics.e_score_correction_bias": _BIAS,
             "layers.*.mlp.gate.moe_statics.e_score_correction_bias": _BIAS,
         }

@@ -104,25 +104,32 @@ def read_shared(config: Config) -> DenseArch | None:
     return read_dense(config, intermediate_size=size)
 
 
-DEEPSEEK = {
-    "layers.*.mlp.gate": to("layers.*.mlp.router"),
-    "layers.*.mlp.gate.e_score_correction_bias": to("layers.*.mlp.choice.bias"),
-}
-"""Names of routers."""
+DEEPSEEK = {"layers.*.mlp.gate.e_score_correction_bias": to("layers.*.mlp.choice.bias")}
+"""What its routers have beside others."""
 
 
-def stacked(prefix: str = "layers.*.mlp.experts") -> dict[str, Target]:
-    """Return rules for tensors of all experts: gate_up_proj [E, 2 I, H], down_proj [E, H, I]."""
+def routed(
+    prefix: str = "layers.*.mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> dict[str, Target]:
+    """Return rules for a router, and for experts: in a tensor each, or all together.
+
+    Those are gate_up_proj [E, 2 I, H] and down_proj [E, H, I].
+    """
+    theirs, ours, scales = f"{prefix}.experts", "layers.*.mlp.experts", "weight_scale_inv"
     return {
-        f"{prefix}.gate_up_proj": to("layers.*.mlp.experts.up.weight", "", part_gates),
-        f"{prefix}.down_proj": to("layers.*.mlp.experts.down.weight"),
-        f"{prefix}.gate_up_proj_scale_inv": to("layers.*.mlp.experts.up.weight_scale_inv", "", part_gates),
-        f"{prefix}.down_proj_scale_inv": to("layers.*.mlp.experts.down.weight_scale_inv"),
+        f"{prefix}.gate": to("layers.*.mlp.router"),
+        f"{theirs}.gate_up_proj": to(f"{ours}.up.weight", "", part_gates),
+        f"{theirs}.down_proj": to(f"{ours}.down.weight"),
+        f"{theirs}.gate_up_proj_scale_inv": to(f"{ours}.up.{scales}", "", part_gates),
+        f"{theirs}.down_proj_scale_inv": to(f"{ours}.down.{scales}"),
+        f"{theirs}.*.{gate}": to(f"{ours}.up", "*.gate"),
+        f"{theirs}.*.{up}": to(f"{ours}.up", "*.up"),
+        f"{theirs}.*.{down}": to(f"{ours}.down", "*"),
     }
 
 
 def stacked_by_inputs(prefix: str = "layers.*.mlp.experts") -> dict[str, Target]:
-    """Return rules for the same, inputs first, [E, H, 2 I] and [E, I, H]; or as above, by their shapes."""
+    """Return rules for stacks, inputs first, [E, H, 2 I] and [E, I, H]; or as above, by their shapes."""
     return {
         f"{prefix}.gate_up_proj": to("layers.*.mlp.experts.up.weight", "", _turned_gates),
         f"{prefix}.down_proj": to("layers.*.mlp.experts.down.weight", "", _turned),
@@ -141,20 +148,6 @@ def _turned(tensor: Tensor, layer: LayerArch | None) -> Tensor:
 
 def _inner_size(layer: LayerArch) -> int:
     return layer.feed_forward.intermediate_size
-
-
-def apart(
-    prefix: str = "layers.*.mlp.experts.*",
-    gate: str = "gate_proj",
-    up: str = "up_proj",
-    down: str = "down_proj",
-) -> dict[str, Target]:
-    """Return rules for tensors of one expert each."""
-    return {
-        f"{prefix}.{gate}": to("layers.*.mlp.experts.up", "*.gate"),
-        f"{prefix}.{up}": to("layers.*.mlp.experts.up", "*.up"),
-        f"{prefix}.{down}": to("layers.*.mlp.experts.down", "*"),
-    }
 
 
 def shared(prefix: str) -> dict[str, Target]:

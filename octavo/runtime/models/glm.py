@@ -47,7 +47,7 @@ class GLM4MoE(Decoder):
 
     has_spare_layers = True
     WEIGHTS = Decoder.WEIGHTS.replace(
-        experts.stacked() | experts.apart() | experts.shared("layers.*.mlp.shared_experts") | experts.DEEPSEEK
+        experts.routed() | experts.shared("layers.*.mlp.shared_experts") | experts.DEEPSEEK
     )
 
     @staticmethod

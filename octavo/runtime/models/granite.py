@@ -40,7 +40,7 @@ class GraniteMoE(Granite):
     """Granite's factors, and experts in every layer."""
 
     WEIGHTS = Granite.WEIGHTS.replace(
-        experts.stacked("layers.*.block_sparse_moe.experts")
+        experts.routed("layers.*.block_sparse_moe")
         | {
             "layers.*.block_sparse_moe.input_linear": to("layers.*.mlp.experts.up", "", part_gates),
             "layers.*.block_sparse_moe.output_linear": to("layers.*.mlp.experts.down"),

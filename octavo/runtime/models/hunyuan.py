@@ -28,8 +28,7 @@ class HunyuanMoE(Hunyuan):
     """Every layer has experts, and a block that all tokens take."""
 
     WEIGHTS = Hunyuan.WEIGHTS.replace(
-        experts.stacked()
-        | experts.apart()
+        experts.routed()
         | experts.shared("layers.*.mlp.shared_mlp")
         | {"layers.*.mlp.gate.wg": to("layers.*.mlp.router")}
     )

@@ -69,12 +69,8 @@ class LFM2MoE(LFM2):
     """Experts are chosen by sigmoid and a bias that balances them; the first layers are dense."""
 
     WEIGHTS = LFM2.WEIGHTS.replace(
-        experts.stacked("layers.*.feed_forward.experts")
-        | experts.apart("layers.*.feed_forward.experts.*", "w1", "w3", "w2")
-        | {
-            "layers.*.feed_forward.gate": to("layers.*.mlp.router"),
-            "layers.*.feed_forward.expert_bias": to("layers.*.mlp.choice.bias"),
-        }
+        experts.routed("layers.*.feed_forward", "w1", "w3", "w2")
+        | {"layers.*.feed_forward.expert_bias": to("layers.*.mlp.choice.bias")}
     )
 
     @staticmethod

@@ -64,12 +64,7 @@ class Mixtral(Llama):
     """Every token takes two experts of eight."""
 
     WEIGHTS = Llama.WEIGHTS.replace(
-        experts.stacked()
-        | experts.apart("layers.*.block_sparse_moe.experts.*", "w1", "w3", "w2")
-        | {
-            "layers.*.block_sparse_moe.gate": to("layers.*.mlp.router"),
-            "layers.*.mlp.gate": to("layers.*.mlp.router"),
-        }
+        experts.routed() | experts.routed("layers.*.block_sparse_moe", "w1", "w3", "w2")
     )
 
     @staticmethod

@@ -11,11 +11,9 @@ class MiniMaxM2(Decoder):
 
     has_spare_layers = True
     WEIGHTS = Decoder.WEIGHTS.replace(
-        experts.stacked()
-        | experts.apart("layers.*.block_sparse_moe.experts.*", "w1", "w3", "w2")
+        experts.routed()
+        | experts.routed("layers.*.block_sparse_moe", "w1", "w3", "w2")
         | {
-            "layers.*.mlp.gate": to("layers.*.mlp.router"),
-            "layers.*.block_sparse_moe.gate": to("layers.*.mlp.router"),
             "layers.*.mlp.e_score_correction_bias": to("layers.*.mlp.choice.bias"),
             "layers.*.block_sparse_moe.e_score_correction_bias": to("layers.*.mlp.choice.bias"),
         }

@@ -44,9 +44,7 @@ class Olmo3(Olmo2):
 class OLMoE(Decoder):
     """Every token takes eight experts of 64."""
 
-    WEIGHTS = Decoder.WEIGHTS.replace(
-        experts.stacked() | experts.apart() | {"layers.*.mlp.gate": to("layers.*.mlp.router")}
-    )
+    WEIGHTS = Decoder.WEIGHTS.replace(experts.routed())
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

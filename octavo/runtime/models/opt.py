@@ -8,7 +8,8 @@ from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.weights import WeightMap, qkv, to
+from octavo.runtime.models.encoder_decoder import side_weights
+from octavo.runtime.models.weights import WeightMap, to
 
 _DEFAULTS: Config = {
     "do_layer_norm_before": True,
@@ -36,12 +37,7 @@ class OPT(Decoder):
             "decoder.project_out": to("project_out"),
             "decoder.final_layer_norm": to("norm"),
             "lm_head": to("lm_head"),
-            "decoder.layers.*.self_attn_layer_norm": to("layers.*.attention_norm"),
-            **qkv("decoder.layers.*.self_attn.?_proj", "layers.*.attention.qkv"),
-            "decoder.layers.*.self_attn.out_proj": to("layers.*.attention.out"),
-            "decoder.layers.*.final_layer_norm": to("layers.*.mlp_norm"),
-            "decoder.layers.*.fc1": to("layers.*.mlp.up"),
-            "decoder.layers.*.fc2": to("layers.*.mlp.down"),
+            **side_weights("decoder"),
         },
         prefix="model.",
     )

@@ -46,9 +46,7 @@ class Qwen3(Decoder):
 class Qwen3MoE(Decoder):
     """Qwen 3 with experts."""
 
-    WEIGHTS = Decoder.WEIGHTS.replace(
-        experts.stacked() | experts.apart() | {"layers.*.mlp.gate": to("layers.*.mlp.router")}
-    )
+    WEIGHTS = Decoder.WEIGHTS.replace(experts.routed())
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

@@ -13,11 +13,10 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import StateKV
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
-from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
+from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns, hidden_states
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
-from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
 
@@ -126,10 +125,4 @@ class DraftModel(Drafter):
             everyone = np.arange(len(rows))
             work = Work(rows, starts, ends, cuts, everyone, everyone, 0)
         replay = self._replayer.find(work, None)
-        if replay is not None:
-            hidden = replay()
-            assert isinstance(hidden, Tensor)
-            return hidden
-        hidden = self._replayer.compute(work, (), PendingStep(0, [], work.samples))
-        self._replayer.after_eager(work, None)
-        return hidden
+        return hidden_states(self._replayer, work, replay)

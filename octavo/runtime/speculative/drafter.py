@@ -19,8 +19,9 @@ from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, send, to_device
 from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
-from octavo.runtime.worker.replayer import Replayer
+from octavo.runtime.worker.replayer import Replay, Replayer
 from octavo.runtime.worker.request_state import RequestState
 
 MakeReplayer = Callable[[Model, KVTensors, RequestState], Replayer]
@@ -122,6 +123,17 @@ class KVView(KVTensors):
     def __init__(self, cache: KVTensors, first: int) -> None:
         self.by_layer = cache.by_layer[first:]
         self.group_of_layer = cache.group_of_layer[first:]
+
+
+def hidden_states(replayer: Replayer, work: Work, replay: Replay | None) -> Tensor:
+    """Compute the last hidden states, by `replay` if the replayer has found one for this work."""
+    if replay is not None:
+        replayed = replay()
+        assert isinstance(replayed, Tensor)
+        return replayed
+    hidden = replayer.compute(work, (), PendingStep(0, [], work.samples))
+    replayer.after_eager(work, None)
+    return hidden
 
 
 def columns(found: list[tuple[Array, Tensor]], num_rows: int) -> Tensor | None:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from octavo.runtime.models.draft_heads import DraftHead
 from octavo.runtime.sampling.sampler import Kind, Sampler
-from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
+from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns, hidden_states
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.chained_steps import Links
 from octavo.runtime.worker.kv_tensors import KVTensors
-from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
 
@@ -112,13 +111,7 @@ class StateDrafter(Drafter):
             everyone = np.arange(len(rows))
             work = Work(rows, starts, ends, np.append(0, lasts + 1), everyone, everyone, 0)
         self.model.put(states, stays=replay is not None)
-        if replay is not None:
-            hidden = replay()
-            assert isinstance(hidden, Tensor)
-            return hidden
-        hidden = self._replayer.compute(work, (), PendingStep(0, [], work.samples))
-        self._replayer.after_eager(work, None)
-        return hidden
+        return hidden_states(self._replayer, work, replay)
 
 
 def _as_singles(rows: Array, starts: Array, ends: Array) -> tuple[Work, Array]:
