@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.kernels.sampling import Choice
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
@@ -41,11 +42,11 @@ last hidden states of the requests that sample, [S, hidden_size], or their token
 class Variant(Protocol):
     """What surrounds the recording or capture of a step."""
 
-    def __call__(self, *, is_changed: bool) -> AbstractContextManager[None]:
-        """Record in here a step in which adapters change some products, or none."""
+    def __call__(self, reach: Reach) -> AbstractContextManager[None]:
+        """Record in here a step for adapters of this reach."""
 
 
-def one_variant(*, is_changed: bool) -> AbstractContextManager[None]:
+def one_variant(reach: Reach) -> AbstractContextManager[None]:
     """See Variant: there are no adapters."""
     return nullcontext()
 
