@@ -30,6 +30,17 @@ class GroupTables:
     slots: torch.Tensor
 
 
+@dataclass(slots=True)
+class StepTables(GroupTables):
+    """Where layers that keep nothing between steps have a step's keys and values, by turns.
+
+    num_blocks: of the memory, which grows to the largest layer's (attention/step_cache)
+    """
+
+    num_blocks: int
+    memory: torch.Tensor | None = None
+
+
 def group_tables(block_tables: Iterable[torch.Tensor], slots: Iterable[torch.Tensor]) -> list[GroupTables]:
     """Return the tables of all groups from what each has of both."""
     return [GroupTables(*tables) for tables in zip(block_tables, slots, strict=True)]
@@ -102,7 +113,7 @@ class ForwardBatch(Ragged):
     """Adapters change embeddings or whole matrices: no recorded step does that."""
     entered: torch.Tensor | None = None
     """[T, size]: what the stage before has left, where others receive and send it than the model."""
-    step_tables: GroupTables | None = None
+    step_tables: StepTables | None = None
     """Of layers without a cache: made once per step, shared by them."""
     source_lens: torch.Tensor | None = None
     """[R] int32, positions of each request's source, whose keys and values groups of CrossKV have."""

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.attention.step_cache import StepCache
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import HeadInputs, Scores
 from octavo.runtime.kernels.precision import InputPrecision
@@ -21,8 +20,6 @@ class AttentionBackend(ABC):
     def __init__(self, platform: Platform, input_precision: InputPrecision = "float32") -> None:
         self.platform = platform
         self.input_precision = input_precision
-        self.step_cache = StepCache(platform.device)
-        """For layers that keep nothing between steps."""
 
     @staticmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:

@@ -1,4 +1,4 @@
-"""`StepCache` holds keys and values while a layer attends whose tokens all see each other.
+"""Keys and values of layers whose tokens all see each other: they last while a layer attends.
 
 Such layers keep nothing between steps, and take turns in one piece of memory. It has the form of the paged
 cache, so the kernels for that serve both kinds of attention.
@@ -8,35 +8,29 @@ import torch
 from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import ForwardBatch, StepTables
 from octavo.runtime.kernels.cache_layout import CacheLayout
 
-_BLOCK = 64
+BLOCK = 64
 
 
-class StepCache:
-    """Grows to the largest step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def of_step(self, batch: ForwardBatch, spec: KVCacheSpec) -> tuple[Tensor, GroupTables]:
-        """Return the memory as a layer's cache, and the places of the step's tokens, which layers share."""
-        if batch.step_tables is None:
-            batch.step_tables = _lay_out(batch)
-        layout = CacheLayout(spec, _BLOCK)
-        num_blocks = len(batch.positions) // _BLOCK + len(batch.kv_lens)
-        size = num_blocks * layout.block_bytes
-        if len(self._memory) < size:
-            self._memory = torch.empty(size, dtype=torch.uint8, device=batch.positions.device)
-        return layout.view(self._memory[:size].view(num_blocks, -1)), batch.step_tables
+def step_cache(batch: ForwardBatch, spec: KVCacheSpec) -> tuple[Tensor, StepTables]:
+    """Return the step's memory as a layer's cache, and the places of its tokens, which layers share."""
+    if (tables := batch.step_tables) is None:
+        tables = batch.step_tables = lay_out(batch)
+    layout = CacheLayout(spec, BLOCK)
+    size = tables.num_blocks * layout.block_bytes
+    if tables.memory is None or len(tables.memory) < size:
+        tables.memory = torch.empty(size, dtype=torch.uint8, device=batch.positions.device)
+    return layout.view(tables.memory[:size].view(tables.num_blocks, -1)), tables
 
 
-def _lay_out(batch: ForwardBatch) -> GroupTables:
+def lay_out(batch: ForwardBatch) -> StepTables:
     """Give each request blocks of its own, one after the other; without waiting for the device."""
-    device = batch.positions.device
-    num_blocks = (batch.kv_lens + (_BLOCK - 1)) // _BLOCK
+    device, num_tokens = batch.positions.device, len(batch.positions)
+    num_blocks = (batch.kv_lens + (BLOCK - 1)) // BLOCK
     first = num_blocks.cumsum(0) - num_blocks
-    columns = torch.arange(-(-batch.longest_q // _BLOCK), device=device)
-    starts = (first * _BLOCK).repeat_interleave(batch.kv_lens.long(), output_size=len(batch.positions))
-    return GroupTables((first[:, None] + columns).int(), starts + batch.positions)
+    columns = torch.arange(-(-batch.longest_q // BLOCK), device=device)
+    starts = (first * BLOCK).repeat_interleave(batch.kv_lens.long(), output_size=num_tokens)
+    most = num_tokens // BLOCK + len(batch.kv_lens)
+    return StepTables((first[:, None] + columns).int(), starts + batch.positions, most)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.attention.step_cache import step_cache
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
@@ -71,7 +72,7 @@ class Attention(nn.Module):
                 group = batch.group_of_layer[layer_id]
                 tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2])
         elif (seen := self._kernels.packed_attention(new, batch, self._scores)) is None:
-            cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
+            cache, tables = step_cache(batch, self.kv_spec)
         if seen is None:
             seen = self._backend.run(new, cache, tables, batch, self._scores)
         seen = seen.flatten(1)
