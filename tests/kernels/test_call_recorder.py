@@ -34,11 +34,17 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
             assert torch.equal(actual.nan_to_num(7e7), expected.nan_to_num(7e7)), case.name
 
 
+def record(
+    table: KernelTable, work: Callable[..., Any], *lengths: tuple[int, int]
+) -> Callable[..., Any] | None:
+    assert table.steps.record_calls is not None
+    return table.steps.record_calls(work, *lengths)
+
+
 def recorded(table: KernelTable, work: Callable[[], object]) -> tuple[Callable[[], None], list[Tensor]]:
     """What repeats the work, and the tensors that it leaves."""
     made: list[object] = []
-    assert table.steps.record_calls is not None
-    repeat = table.steps.record_calls(lambda: made.append(work()))
+    repeat = record(table, lambda: made.append(work()))
     assert repeat is not None
     (result,) = made
     return repeat, list(result) if isinstance(result, tuple) else [cast(Tensor, result)]
@@ -76,6 +82,34 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
         assert torch.equal(made, chain(fast, x, weight, 3))
 
 
+def test_lengths_may_change_between_repetitions(fast: KernelTable) -> None:
+    """Two is a size of the work as well as a length, and stays one."""
+    x, y, weight = torch.randn(9, 2), torch.randn(6, 2), torch.rand(2)
+
+    def work(rows: int, others: int) -> list[Tensor]:
+        return [fast.norms.rms_norm(part, weight, 1e-5) for part in (x[:rows] * 3, y[:others])]
+
+    repeat = record(fast, work, (2, 9), (5, 6))
+    assert repeat is not None
+    for lengths in ((9, 6), (2, 1), (3, 5), (0, 2)):
+        y.normal_()
+        made, expected = repeat(*lengths), work(*lengths)
+        assert [part.shape for part in made] == [(9, 2), (6, 2)]
+        assert all(torch.equal(part[: len(own)], own) for part, own in zip(made, expected, strict=True))
+
+
+def test_numbers_that_are_made_of_lengths_are_refused(fast: KernelTable) -> None:
+    x, weight = torch.randn(9, 64), torch.ones(64)
+
+    def norms(rows: int, count: int = 1) -> list[Tensor]:
+        return [fast.norms.rms_norm(x[:rows], weight, 1e-5) for _ in range(count)]
+
+    assert record(fast, norms, (3, 4)) is not None
+    assert record(fast, lambda n: norms(2 * n), (3, 4)) is None
+    assert record(fast, lambda n: norms(n - 1), (3, 4)) is None
+    assert record(fast, lambda n: norms(3, n), (3, 4)) is None, "not as many calls"
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -97,9 +131,8 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
     ],
 )
 def test_other_work_is_refused(fast: KernelTable, compute: Callable[[Tensor], object]) -> None:
-    assert fast.steps.record_calls is not None
     x, weight = torch.arange(16.0), torch.ones(64)
-    assert fast.steps.record_calls(lambda: compute(x)) is None
+    assert record(fast, lambda: compute(x)) is None
     assert chain(fast, torch.ones(1, 64), weight, 1).isfinite().all(), "the library still records"
 
 

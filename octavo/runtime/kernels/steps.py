@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from octavo.runtime.kernels.chained import ChainKernels
+
+T = TypeVar("T")
 
 
 class StepRing(NamedTuple):
@@ -83,12 +85,18 @@ class EndStep(Protocol):
         """
 
 
-RecordCalls = Callable[[Callable[[], None]], Callable[[], None] | None]
-"""Takes work that calls these kernels on the same memory every time; returns what repeats it.
+class RecordCalls(Protocol):
+    """Records work that calls these kernels on the same memory every time."""
 
-Nothing is computed while it is recorded. None for work that computes by other means. Recordings share memory:
-what a repetition leaves in tensors that the work made is good until the next repetition.
-"""
+    def __call__(self, work: Callable[..., T], *lengths: tuple[int, int]) -> Callable[..., T] | None:
+        """Return what repeats the work, and returns what it returned; None if it computes by other means.
+
+        Nothing is computed while it is recorded. Recordings share memory: what a repetition leaves in tensors
+        that the work made is good until the next repetition.
+
+        lengths: two values of each number that work and repetition take, the second the largest; kernels may
+                 be given these numbers, but none that are made of them
+        """
 
 
 @dataclass(frozen=True)

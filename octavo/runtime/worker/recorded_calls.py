@@ -22,7 +22,6 @@ from torch import Tensor
 from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.steps import RecordCalls
-from octavo.runtime.lora.sites import Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
@@ -38,10 +37,10 @@ T = TypeVar("T")
 
 
 class _Shape(NamedTuple):
-    """What recordings differ in. reach: as in Work; is_greedy: they end with tokens"""
+    """What recordings differ in. is_changed: as in Work; is_greedy: they end with tokens"""
 
     num_rows: int
-    reach: Reach = Reach.NOTHING
+    is_changed: bool = False
     is_greedy: bool = False
 
 
@@ -80,7 +79,7 @@ class RecordedCalls(Replayer):
         if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        shape = _Shape(size, work.reach, end is Kind.GREEDY and len(work.samples) == num_rows)
+        shape = _Shape(size, work.is_changed, end is Kind.GREEDY and len(work.samples) == num_rows)
         return partial(self._replay, work, shape) if self._can_replay(shape) else None
 
     def _replay(self, work: Work, shape: _Shape) -> Tensor | Choice:
@@ -125,7 +124,7 @@ class RecordedCalls(Replayer):
         """Record a step of that shape, if need be; return False if steps cannot be recorded."""
         if self._is_recordable and shape not in self._recorded:
             size, replay = shape.num_rows, None
-            with self._variant(shape.reach):
+            with self._variant(is_changed=shape.is_changed):
                 if shape.is_greedy:
                     replay = self._record_forward(self._batch(size), self._choose)
                 if replay is None:  # choosing may be what cannot be recorded
@@ -137,15 +136,7 @@ class RecordedCalls(Replayer):
 
     def _record_forward(self, batch: ForwardBatch, end: Callable[[Tensor], T]) -> Callable[[], T] | None:
         """Return what computes a batch, up to `end` of its hidden states; None if it cannot be recorded."""
-        made: list[T] = []
-        if (repeat := self._record(lambda: made.append(end(self.model.forward(batch))))) is None:
-            return None
-
-        def replay() -> T:
-            repeat()
-            return made[0]
-
-        return replay
+        return self._record(lambda: end(self.model.forward(batch)))
 
     def _choose(self, hidden: Tensor) -> Tensor | Choice:
         """Return the greedy tokens if the model has a kernel for them, `hidden` otherwise."""

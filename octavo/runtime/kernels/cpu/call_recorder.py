@@ -9,8 +9,7 @@ for subnormal numbers, which are zero to the library). Work that computes more w
 import weakref
 from bisect import insort
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ logger = get_logger(__name__)
 
 _BYTES = 256 << 20
 _ALIGNMENT = 64
+T = TypeVar("T")
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 _COMBINATIONS = {"aten::add": 0, "aten::mul": 1, "aten::relu": 2}
 """Those that octavo_combine makes, by its numbers."""
@@ -38,18 +38,34 @@ class CallRecorder:
         self._library, self._threads = library, threads
         self._memory = new_memory()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+    def record(self, work: Callable[..., T], *lengths: tuple[int, int]) -> Callable[..., T] | None:
         """See steps.RecordCalls; a line in the log says why work is refused."""
-        log = self._library.call_log = CallLog()
         try:
-            with _Recording(Arena(self._memory), self._combine):
-                work()
+            runs = [self._log(work, *values) for values in (zip(*lengths, strict=True) if lengths else [()])]
+            log, made = runs[-1]
+            places = log.places(runs[0][0], lengths) if lengths else []
+            if places is None:
+                raise Refused("kernels take numbers that are made of lengths")
         except Refused as reason:
             logger.info("Steps like this one are computed call by call: %s.", reason)
             return None
+        words = np.frombuffer(log.words, np.int64)
+
+        def replay(*values: int) -> T:
+            for where, value in zip(places, values, strict=True):
+                words[where] = value
+            self._library.replay(log)
+            return made
+
+        return replay
+
+    def _log(self, work: Callable[..., T], *values: int) -> tuple[CallLog, T]:
+        log = self._library.call_log = CallLog()
+        try:
+            with _Recording(Arena(self._memory), self._combine):
+                return log, work(*values)
         finally:
             self._library.call_log = None
-        return partial(self._library.replay, log)
 
     def _combine(self, made: Tensor, *arguments: float | None) -> None:
         self._library.octavo_combine(*arguments, *made.shape, made.data_ptr(), self._threads)

@@ -3,7 +3,7 @@
 import ctypes
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,32 @@ class CallLog:
 
     def __init__(self) -> None:
         self.words = array("q")
+        self.letters = ""
+        """Of each word."""
         self.num_calls = 0
 
     def note(self, address: int, letters: str, arguments: tuple[float | None, ...]) -> None:
         """Append a call of the function that takes words and is at `address`."""
         self.words.extend((address, len(letters)))
+        self.letters += "ll" + letters
         for letter, value in zip(letters, arguments, strict=True):
             self.words.append(_float_bits(value or 0.0) if letter == "f" else int(value or 0))
         self.num_calls += 1
+
+    def places(self, other: "CallLog", lengths: Sequence[tuple[int, int]]) -> list[list[int]] | None:
+        """Return which words have the second of each two values where `other` has the first.
+
+        None if the calls differ in other numbers than these.
+        """
+        found: list[list[int]] = [[] for _ in lengths]
+        if self.letters != other.letters:
+            return None
+        for place, (letter, *values) in enumerate(zip(self.letters, other.words, self.words, strict=True)):
+            if letter != "p" and values[0] != values[1]:
+                if (pair := tuple(values)) not in lengths:
+                    return None
+                found[lengths.index(pair)].append(place)
+        return found
 
 
 class Library:

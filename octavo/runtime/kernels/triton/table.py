@@ -23,7 +23,6 @@ from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
 from octavo.runtime.kernels.triton.both_sides import attend_packed
 from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
-from octavo.runtime.kernels.triton.changed_experts import block_experts
 from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
@@ -68,7 +67,8 @@ def cuda_table() -> KernelTable:
         experts=ExpertKernels(
             route,
             experts.dense_experts,
-            block_experts,
+            experts.block_experts,
+            experts.multiply_pairs,
             placed_experts=experts.placed_experts,
             arrange=experts.arrange_stack,
         ),
