@@ -152,7 +152,11 @@ class RequestState:
         """Bring all that was added since the last call to the device: one copy, however much it is."""
         every = self._new_tokens, self._new_blocks, self._new_lens
         writes = [writes for writes in every if writes.values]
-        if writes:
+        if self.host_tokens is not None:
+            for write in writes:
+                places, values = write.take()
+                write.target.numpy()[places] = values
+        elif writes:
             arrays = [array for write in writes for array in write.take()]
             sent = send(arrays, self.token_ids.device)
             for index, write in enumerate(writes):
