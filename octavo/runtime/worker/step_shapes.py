@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from octavo.runtime.lora.sites import Reach
-
 FEWEST_TOKENS = 64
 """Of chunks; more than there are chunks: as many tokens as rows would be a decoding step."""
 CHUNKS = (8, 32)
@@ -17,7 +15,7 @@ class Shape(NamedTuple):
     tokens: int = 0
     common_start: bool = False
     """As in ForwardBatch."""
-    reach: Reach = Reach.NOTHING
+    is_changed: bool = False
     """As in Work; what is captured without adapters knows nothing of them."""
     num_chained: int = 0
     """Requests, in steps that verify drafts on the device; 0 in others."""
