@@ -24,7 +24,7 @@ MATRICES = (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (576, 576),
 ROWS = 1, 2, 8, 16, 24, 33, 64, 100, 128, 250, 300, 2048
 TYPES = "Q4_0", "Q4_1", "Q4_K", "Q8_0", "U4_32", "U4_64", "S8_32", "F8_64"
 PACKED = *TYPES, "Q5_0", "Q5_1", "Q5_K", "Q6_K"
-OTHERS = "layer_norm", "forbid", "ban", "penalize", "count", "score", "multiply", "causal_conv", "gate"
+OTHERS = "layer_norm", "forbid", "ban", "penalize", "count", "score", "causal_conv", "gate"
 SCANS = (1, 128, 4, 64), (1, 128, 128, 64), (2, 128, 4, 128), (1, 16, 2, 64)
 """Groups, their size, heads and theirs: Mamba 2, in a part and whole, delta networks, Falcon-H1."""
 

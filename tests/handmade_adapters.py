@@ -30,11 +30,37 @@ def write(oracle, folder: Path, rank: int, seed: int, factor: float = 0.2):
         tensors |= {f"base_model.model.{name}.lora_{end}.weight": m for end, m in (("A", down), ("B", up))}
         with torch.no_grad():
             module.weight += alpha / rank * (up @ down)
+    _save(folder, tensors, rank, ALL_LINEAR)
+    return merged
+
+
+def write_experts(oracle, folder: Path, rank: int, seed: int, factor: float = 0.2):
+    """Write an adapter of every expert's matrices, each by itself; return the oracle with it merged."""
+    merged, tensors = copy.deepcopy(oracle), {}
+    generator = torch.Generator().manual_seed(seed)
+    for name, module in merged.named_modules():
+        if not name.endswith(".mlp.experts"):
+            continue
+        for expert, (both, down) in enumerate(
+            zip(module.gate_up_proj.data, module.down_proj.data, strict=True)
+        ):
+            for part, weight in zip(("gate", "up", "down"), (*both.chunk(2), down), strict=True):
+                a, b = (
+                    factor * torch.randn(size, generator=generator)
+                    for size in ((rank, weight.shape[1]), (len(weight), rank))
+                )
+                weight.add_(b @ a, alpha=alpha_of(rank) / rank)
+                stem = f"base_model.model.{name}.{expert}.{part}_proj"
+                tensors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
+    _save(folder, tensors, rank, ["gate_proj", "up_proj", "down_proj"])
+    return merged
+
+
+def _save(folder: Path, tensors, rank: int, modules: list[str]) -> None:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ALL_LINEAR}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha_of(rank), "target_modules": modules}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    return merged
 
 
 def write_queries(folder: Path, width: int = 576, layer: int = 0) -> None:

@@ -591,14 +591,6 @@ def _block_experts() -> Iterator[Case]:
             yield Case(f"{kind} {name}", (*given, Stacks(*stacks), *rest))
 
 
-def _multiply_pairs() -> Iterator[Case]:
-    for kind, (count, rows, columns), pairs in (("F32", (3, 9, 40), 7), ("BF16", (5, 48, 64), 90)):
-        blocks = make_blocks(kind, count * rows, columns, rows).view(count, rows, -1)
-        yield Case(
-            kind, (torch.randn(pairs, columns), torch.arange(pairs).int() % count, Packed(blocks, kind))
-        )
-
-
 def _states(numbers: int, offset: int = 3) -> States:
     """Of a decoding request, one that begins, one in the middle of a chunk over three blocks, and padding."""
     cache = torch.randn(12, 1, numbers + offset).expand(-1, 4, -1)
@@ -726,7 +718,6 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "route": _route,
     "dense_experts": _dense_experts,
     "block_experts": _block_experts,
-    "multiply": _multiply_pairs,
     "select_inputs": _select_inputs,
     "join": _join,
     "causal_conv": _causal_conv,
@@ -812,8 +803,6 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "layer_norm":
         x, weight, bias, eps, *residual = case.args
         return x[:0], weight, bias, eps, *(stream[:0] for stream in residual)
-    if op == "multiply":
-        return case.args[0][:0], case.args[1][:0], case.args[2]
     if op == "add_norm":
         x, weight, eps, residual = case.args
         return x[:0], weight, eps, residual[:0]

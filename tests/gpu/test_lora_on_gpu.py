@@ -7,7 +7,8 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.lora.request import LoRARequest
 from octavo.runtime.kernels.triton.table import cuda_table
-from octavo.runtime.lora.sites import AdapterSlots
+from octavo.runtime.lora.sites import AdapterSlots, Reach
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from tests import handmade_adapters
 from tests.parity.test_int8_weights import SIZES
 from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config
@@ -130,6 +131,34 @@ def test_others_slots_show(base, adapters, monkeypatch):
     assert max(map(error, outputs, models)) > 0.05
 
 
+def test_experts_captured_and_eager(tmp_path, monkeypatch):
+    """Adapters of experts, of products, and rows of the base in one batch; alone each says the same."""
+    oracle = make_oracle(tiny_config("Qwen3MoeForCausalLM"))
+    models = [
+        handmade_adapters.write_experts(oracle, tmp_path / str(rank), rank, rank) for rank in (2, 9, 40)
+    ]
+    models += [handmade_adapters.write(oracle, tmp_path / "3", 3, 3), oracle]
+    loras = [*(LoRARequest(rank, int(rank), str(tmp_path / rank)) for rank in ("2", "9", "40", "3")), None]
+    folder, prompts = save(oracle, tmp_path / "base"), make_prompts(131, tuple(5 + i % 37 for i in range(40)))
+    work, said, seen, run = list(zip(prompts, loras * 8, strict=True)), [], [], CUDAGraphs._run
+
+    def noted(steps, shape, end, part=0):
+        seen.append((shape.reach, shape.chunks > 0, (shape, end) in steps._captured))
+        run(steps, shape, end, part)
+
+    monkeypatch.setattr(CUDAGraphs, "_run", noted)
+    for options in {"enforce_eager": True}, {}:
+        with engine(folder, **options) as llm:
+            assert max(map(error, scored(llm, work), models * 8)) < 1e-4
+            seen.clear()
+            said += [tokens(llm, work), [tokens(llm, [row])[0] for row in work]]
+            plain = tokens(llm, [(prompt, None) for prompt in prompts])
+    assert said[1:] == said[:1] * 3
+    assert sum(a != b for a, b in zip(said[0], plain, strict=True)) > 20
+    assert {(Reach.EXPERTS, True, True), (Reach.EXPERTS, False, True)} <= {*seen}
+    assert (Reach.EXPERTS, False, False) not in seen, "a step of single tokens that was not captured"
+
+
 def test_a_quantized_base(base, adapters):
     """int8 on the GPU as on the CPU."""
     work, _ = mixed(base, adapters, 10)
@@ -178,3 +207,29 @@ def test_a_captured_product_serves_adapters_of_later():
     graph.replay()
     compute(kept[1])
     assert torch.equal(*kept) and not torch.equal(kept[0], out)
+
+
+def test_captured_experts_serve_adapters_of_later():
+    """Bit by bit what is computed without a capture."""
+    from tests.kernels.test_changed_experts import ExpertForm, H, make_call
+
+    kernels, slots = cuda_table(), torch.zeros(64, dtype=torch.int32, device="cuda")
+    x, routing, stacks, changes = make_call(kernels, slots, "cuda")
+    entries = [table.entries for table in (changes.up, changes.down)]
+    kept = [entry.clone() for entry in entries]
+
+    def compute():
+        return kernels.experts.block_experts(x, routing, stacks, ExpertForm(changes=changes), None)
+
+    for entry in entries:
+        entry.zero_()
+    plain = compute()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = compute()
+    for entry, values in zip(entries, kept, strict=True):
+        entry.copy_(values)
+    slots.copy_(torch.arange(64) % 5)
+    graph.replay()
+    assert captured.shape == (64, H) and torch.equal(captured, compute())
+    assert not torch.equal(captured, plain)

@@ -4,6 +4,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.lora.request import LoRARequest
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from tests import handmade_adapters
 from tests.integration.test_cuda_graphs import repeats, shapes
@@ -47,12 +48,36 @@ def test_captured_equals_eager(base, work, repeats, shapes, options):
     llm = engine(base[1], **options)
     shapes.clear()
     assert tokens(llm, *work) == expected
-    assert {shape.is_changed for shape in shapes} >= {True}
-    assert any(shape.chunks for shape in shapes if shape.is_changed), "prompts are recorded, too"
-    assert any(not shape.chunks for shape in shapes if shape.is_changed)
+    assert {shape.reach for shape in shapes} >= {True}
+    assert any(shape.chunks for shape in shapes if shape.reach), "prompts are recorded, too"
+    assert any(not shape.chunks for shape in shapes if shape.reach)
     shapes.clear()
     tokens(llm, work[0], [None] * 12)
-    assert {shape.is_changed for shape in shapes} == {False}, "traffic of the base knows nothing of adapters"
+    assert {shape.reach for shape in shapes} == {False}, "traffic of the base knows nothing of adapters"
+
+
+def test_experts_are_captured(tmp_path, repeats, shapes):
+    """Beside rows of the base, and of an adapter that changes products alone."""
+    oracle = make_oracle(tiny_config("Qwen3MoeForCausalLM"))
+    for rank in (2, 9):
+        handmade_adapters.write_experts(oracle, tmp_path / str(rank), rank, rank)
+    handmade_adapters.write(oracle, tmp_path / "3", 3, 3)
+    loras = [LoRARequest(rank, int(rank), str(tmp_path / rank)) for rank in "293"]
+    folder, given = save(oracle, tmp_path / "base"), ([*loras, None] * 3)
+    work = make_prompts(131, tuple(5 + 3 * i for i in range(12))), given
+    expected = tokens(engine(folder, enforce_eager=True), *work)
+    llm = engine(folder)
+    plain = tokens(llm, work[0], [None] * 12)
+    shapes.clear()
+    assert tokens(llm, *work) == expected
+    assert {(shape.reach, shape.chunks > 0) for shape in shapes} == {
+        (Reach.EXPERTS, True),
+        (Reach.EXPERTS, False),
+    }
+    assert [a == b for a, b in zip(plain, expected, strict=True)] == [lora is None for lora in given]
+    shapes.clear()
+    tokens(llm, work[0][:4], [loras[2]] * 4)
+    assert {shape.reach for shape in shapes} == {Reach.PRODUCTS}, "what changes no expert does without"
 
 
 def test_misplaced_slots_show(base, work, repeats, monkeypatch):

@@ -9,7 +9,7 @@ from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.triton.experts import arrange_stack, block_experts, multiply_pairs
+from octavo.runtime.kernels.triton.experts import arrange_stack, block_experts
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.experts import BlockExperts, UnpackedExperts
@@ -58,9 +58,6 @@ def test_products_are_those_of_blocks(stacks: Stacks, tokens: int) -> None:
     scales = made.down.scales
     assert scales is not None
     assert off_by(made._replace(down=made.down._replace(scales=scales.roll(1, 0)))) > 0.05
-    pairs = multiply_pairs(x, routing.ids[:, 0].contiguous(), made.up)
-    plain = ref_table().experts.multiply(x.float(), routing.ids[:, 0].contiguous(), stacks.up)
-    assert float((pairs - plain).norm() / plain.norm()) < 8e-3
 
 
 def test_a_method_keeps_bytes_and_nothing_else(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from octavo import RequestError
 from octavo.lora.request import LoRARequest
 from octavo.runtime.kernels.adapters import LowRank
+from octavo.runtime.lora.sites import Reach
+from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests import peft_adapters
 from tests.parity.test_lora import SCORED, check, engine, logits_of
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
@@ -53,6 +55,27 @@ def test_stacks_are_peft_s(tmp_path, architecture):
         llm.reset_prefix_cache()
         _, (alone,) = answers(llm, prompts[index : index + 1], loras[index])
         assert torch.equal(alone, found[index])
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def test_steps_are_recorded(tmp_path, monkeypatch, architecture):
+    """Every step of one token is replayed, and gives the bits of the model's own steps."""
+    oracle = make_oracle(tiny_config(architecture))
+    _, path = made(oracle, tmp_path / "stacks", STACKS)
+    folder, prompts = save(oracle, tmp_path / "base"), make_prompts(131, (21, 9, 14))
+    loras, found, seen = [LoRARequest("a", 1, path), None, LoRARequest("b", 2, path)], [], []
+    replay = RecordedCalls._replay
+
+    def noted(calls, work, shape):
+        seen.append(shape.reach)
+        return replay(calls, work, shape)
+
+    monkeypatch.setattr(RecordedCalls, "_replay", noted)
+    for options in {"enforce_eager": True}, {}:
+        _, logits = answers(engine(folder, **options), prompts, loras)
+        found.append(logits)
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert seen == [Reach.EXPERTS] * 3
 
 
 @pytest.fixture(scope="module")

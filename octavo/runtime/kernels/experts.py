@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable
 from octavo.runtime.kernels.linear import Packed
 
 
@@ -46,6 +47,18 @@ class Routing(NamedTuple):
     weights: Tensor
 
 
+class Changes(NamedTuple):
+    """What adapters change of both products of every expert, without factors and biases.
+
+    slots: [T] int32, of the tokens; up, down: by slot * E + expert
+    """
+
+    slots: Tensor
+    up: LowRankTable
+    down: LowRankTable
+    kernels: AdapterKernels
+
+
 class ExpertForm(NamedTuple):
     """What an expert is beside its matrices.
 
@@ -53,6 +66,7 @@ class ExpertForm(NamedTuple):
     up_bias, down_bias: [E, 2 I], gates first, and [E, H]
     limit, alpha:  where limit > 0, gpt-oss's activation: gates are cut off above it, values to both sides;
                    gate * sigmoid(alpha * gate) * (value + 1)
+    changes:       BlockExperts adds them; tokens whose slots have none get the bits that they get without
     """
 
     activation: Activation = "silu"
@@ -61,6 +75,7 @@ class ExpertForm(NamedTuple):
     down_bias: Tensor | None = None
     limit: float = 0.0
     alpha: float = 1.0
+    changes: Changes | None = None
 
 
 class Stacks(NamedTuple):
@@ -103,12 +118,6 @@ Returns the weighted sum of each token's experts, in a fixed order: [T, H].
 BlockExperts = Callable[[Tensor, Routing, Stacks, ExpertForm, Shared | None], Tensor]
 """`DenseExperts` of packed matrices. The bits of a token do not depend on the others."""
 
-MultiplyPairs = Callable[[Tensor, Tensor, Packed], Tensor]
-"""Takes x [P, K], for each row the expert that takes it, [P] int32, and matrices [E, N, row bytes].
-
-Returns the products, [P, N] float32; of rows whose expert is -1, anything finite.
-"""
-
 
 class Places(NamedTuple):
     """Where matrices of experts lie that are not all in one stack, in int64.
@@ -132,7 +141,6 @@ class ExpertKernels:
     route: Route
     dense_experts: DenseExperts
     block_experts: BlockExperts
-    multiply: MultiplyPairs
     skips_foreign: bool = True
     """Whether ids may be -1."""
     placed_experts: PlacedExperts | None = None

@@ -42,7 +42,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         norms=NormKernels(_rms_norm, _add_norm, layer_norm=_layer_norm),
         activate=_activate,
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs, join),
-        experts=ExpertKernels(_route, _dense_experts, _block_experts, _multiply_pairs),
+        experts=ExpertKernels(_route, _dense_experts, _block_experts),
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
@@ -83,10 +83,6 @@ def _dense_experts(x: Tensor, routing: Routing, up: Tensor, *others: Any) -> Ten
 
 def _block_experts(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
-
-
-def _multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
-    return x.new_empty((len(x), stack.blocks.shape[1]), dtype=torch.float32)
 
 
 def _add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None) -> None:

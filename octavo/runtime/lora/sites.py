@@ -7,6 +7,7 @@ step has an adapter, add what that changes. An engine without adapters has no su
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import accumulate
 from math import prod
 
@@ -28,13 +29,24 @@ _LOOKED_UP = (HEAD, EMBEDDING)
 """Sites outside the layers: their rows are not the step's tokens, or no kernel alone changes them."""
 
 
+class Reach(IntEnum):
+    """What the adapters of a step's tokens change."""
+
+    NOTHING = 0
+    PRODUCTS = 1
+    EXPERTS = 2
+    """And products of others."""
+
+
 class AdapterSlots:
     """Says which adapter each token of a step has, by slot; 0 = none."""
 
     def __init__(self, num_adapters: int, most_tokens: int, device: torch.device, group: Group) -> None:
         self.num_slots, self.device, self._group = num_adapters + 1, device, group
-        self.is_active = False
-        """Some token of the step has one."""
+        self.reach = Reach.NOTHING
+        """Of the adapters of this step's tokens."""
+        self.in_experts = np.zeros(self.num_slots, bool)
+        """Of each slot: its adapter changes experts."""
         self.is_recording = False
         """Steps are recorded or captured, for whatever adapters their tokens will have."""
         self.tokens = self._samples = np.empty(0, np.int32)
@@ -47,12 +59,19 @@ class AdapterSlots:
 
     def begin(self, tokens: Array, samples: Array) -> None:
         """Begin a step. tokens: [T] int32; samples: [S] int32, those that the head computes"""
-        was_active, self.is_active = self.is_active, bool(tokens.any())
+        was_active, self.reach = self.is_active, Reach.PRODUCTS if tokens.any() else Reach.NOTHING
+        if self.in_experts[tokens].any():
+            self.reach = Reach.EXPERTS
         self.tokens, self._samples = tokens, samples
         self._found.clear()
         if len(self._in_place) and (was_active or self.is_active):
             self._in_place.zero_()
             self._in_place[: len(tokens)] = torch.from_numpy(tokens)
+
+    @property
+    def is_active(self) -> bool:
+        """Return True if some token of the step has an adapter."""
+        return self.reach is not Reach.NOTHING
 
     def of(self, count: int) -> Tensor:
         """Return the slots of a product's rows: the step's tokens, or those that sample, by their number."""
@@ -78,15 +97,15 @@ class AdapterSlots:
         self._found.clear()
 
     @contextmanager
-    def recording(self, *, is_changed: bool, slots: Tensor | None = None) -> Iterator[None]:
-        """Record a step in here, with adapters or without. slots: [T] int32, which it will read"""
-        before, self.is_active, self.is_recording = self.is_active, is_changed, True
+    def recording(self, reach: Reach, slots: Tensor | None = None) -> Iterator[None]:
+        """Record a step in here, for adapters of this reach. slots: [T] int32, which it will read"""
+        before, self.reach, self.is_recording = self.reach, reach, True
         self._recorded = self._in_place if slots is None else slots
         self._found.clear()
         try:
             yield
         finally:
-            self.is_active, self.is_recording = before, False
+            self.reach, self.is_recording = before, False
             self._found.clear()
 
 
@@ -184,6 +203,7 @@ class Sites:
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""
+        self.slots.in_experts[slot] = any(change.down.dim() == 3 for change in changes.values())
         for name, site in self._by_name.items():
             change = changes.get(name)
             if change is not None or slot in site.table.kept:

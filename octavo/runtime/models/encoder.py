@@ -32,28 +32,13 @@ class EncoderArch(Arch):
     """Of the layer between hidden states and the head that fills masked places."""
 
 
-class _Positions(Embedding):
-    """Learned positions: checkpoints have `skipped` rows before that of the first token."""
-
-    def __init__(self, build: BuildContext, rows: int, size: int, skipped: int) -> None:
-        super().__init__(build, rows, size)
-        self._skipped = skipped
-
-    def after_load(self) -> None:
-        super().after_load()
-        self.method.roll(-self._skipped)
-
-
 class Encoder(Decoder):
     """Takes an EncoderArch."""
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         assert isinstance(arch, EncoderArch)
         super().__init__(arch, build)
-        if self._learned_positions:
-            rows, skipped = arch.num_learned_positions, arch.position_offset
-            self.embed_positions = _Positions(build.at("embed_positions"), rows, arch.hidden_size, skipped)
-        self._first_type = torch.zeros(1, dtype=torch.int64, device=build.device)
+        self._offset = arch.position_offset
         self.embed_types = self.embed_norm = None
         if arch.num_token_types:
             self.embed_types = Embedding(build.at("embed_types"), arch.num_token_types, arch.hidden_size)
@@ -69,9 +54,9 @@ class Encoder(Decoder):
         x: Tensor = self.embed_tokens(batch.input_ids)
         if self.embed_types is not None:
             types = batch.token_types  # as a rule all have the first type: one row is read
-            x = x + (self.embed_types(self._first_type)[0] if types is None else self.embed_types(types))
+            x += self.embed_types(torch.zeros_like(batch.input_ids[:1]) if types is None else types)
         if self._learned_positions:
-            x = x + self.embed_positions(batch.positions)
+            x += self.embed_positions(batch.positions + self._offset)
         return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -74,8 +74,8 @@ class AdaptersPart(FalliblePart):
             positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
             tokens[positions < starts.repeat(lengths)] = 0
         self._sites.slots.begin(tokens, slots[work.samples])
-        work.is_changed = self._sites.slots.is_active
-        used = set(slots.tolist()) if work.is_changed else set()
+        work.reach = self._sites.slots.reach
+        used = set(slots.tolist()) if work.reach else set()
         self._needs_model = any(_needs_model(self._adapters[slot]) for slot in used if slot)
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
@@ -135,5 +135,4 @@ class AdaptersPart(FalliblePart):
 
 def _needs_model(adapter: Adapter) -> bool:
     """Return True if a step with this adapter cannot be replayed."""
-    in_experts = any(change.down.dim() == 3 for change in adapter.changes.values())
-    return in_experts or bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)
+    return bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)

@@ -24,7 +24,7 @@ from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, group_tables
 from octavo.runtime.distributed.context import ALONE, ParallelContext
 from octavo.runtime.heads.token import choose_early
 from octavo.runtime.kernels.steps import StepKernels
-from octavo.runtime.lora.sites import AdapterSlots
+from octavo.runtime.lora.sites import AdapterSlots, Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.masks import RowMasks
@@ -86,7 +86,7 @@ class CUDAGraphs(Replayer):
         self._most_tokens = parallel.world.least(most_tokens, device)
         most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
-        most = Shape(most_rows - CHUNKS[-1], CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
+        most = Shape(most_rows - CHUNKS[-1], CHUNKS[-1], MAX_CAPTURED_TOKENS, reach=Reach.PRODUCTS)
         most = most._replace(num_chained=most.singles)
         self._packings: dict[Shape, Packing] = {}
         self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
@@ -123,7 +123,7 @@ class CUDAGraphs(Replayer):
         prompts = [Shape(singles, CHUNKS[0], FEWEST_TOKENS) for singles in beside]
         greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
         if self._adapters is not None:
-            greedy += [shape._replace(is_changed=True) for shape in greedy]
+            greedy += [shape._replace(reach=Reach.PRODUCTS) for shape in greedy]
         if self._sampler is None:
             return [(shape, None) for shape in greedy]
         return [*drawn, *((shape, Kind.GREEDY) for shape in greedy)]
@@ -134,8 +134,8 @@ class CUDAGraphs(Replayer):
         self.try_out()
         usual = self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]
         for size in (*first_sizes(self.sizes), *usual):
-            for is_changed in (False,) if self._adapters is None else (False, True):
-                self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY if self._sampler else None)
+            for reach in tuple(Reach)[: 1 if self._adapters is None else Reach.EXPERTS]:
+                self._ensure(Shape(size, reach=reach), Kind.GREEDY if self._sampler else None)
 
     def can_chain(self, num_rows: int) -> bool:
         """See Replayer; rows that read sources do not move, and stages do not know how far."""
@@ -156,7 +156,7 @@ class CUDAGraphs(Replayer):
         for size in reversed(self.sizes[: most + 1]):
             if not self._is_alone or time.perf_counter() > until:
                 break
-            self._ensure(Shape(size, is_changed=work.is_changed), end)
+            self._ensure(Shape(size, reach=work.reach), end)
 
     def find(self, work: Work, end: End) -> Replay | None:
         if isinstance(end, Chained):
@@ -179,13 +179,13 @@ class CUDAGraphs(Replayer):
         if not chunks:
             size = self._exchange.num_tokens if self._exchange else self._size_of(singles)
             common_start = have_common_start(work, self._state)
-            return Shape(size, common_start=common_start, is_changed=work.is_changed)
+            return Shape(size, common_start=common_start, reach=work.reach)
         tokens = padded_tokens(tokens)
         if tokens > self._most_tokens or chunks > CHUNKS[-1]:
             return None
         widths = singles_of(self.sizes[-1])
         padded = widths[bisect_left(widths, singles)], CHUNKS[bisect_left(CHUNKS, chunks)]
-        return Shape(*padded, tokens, is_changed=work.is_changed)
+        return Shape(*padded, tokens, reach=work.reach)
 
     def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
@@ -284,7 +284,7 @@ class CUDAGraphs(Replayer):
         if work.chained is not None:
             self._chains.stage(inputs, work.chained)
         inputs.adapters[:] = 0
-        if work.is_changed and self._adapters is not None:
+        if work.reach and self._adapters is not None:
             inputs.adapters[own] = self._adapters.tokens
         inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
         if shape.chunks:
@@ -323,11 +323,7 @@ class CUDAGraphs(Replayer):
         if shape.num_chained:
             self._chains.begin(inputs, ids, tables)
         adapters = self._adapters
-        with (
-            adapters.recording(is_changed=shape.is_changed, slots=inputs.adapters)
-            if adapters
-            else nullcontext()
-        ):
+        with adapters.recording(shape.reach, inputs.adapters) if adapters else nullcontext():
             batch = self._batch(inputs, shape)
             hidden = self.model.forward(batch)
             if self._sampler is None:
@@ -390,7 +386,7 @@ class CUDAGraphs(Replayer):
     def _packing(self, shape: Shape) -> Packing:
         if shape not in self._packings:
             sizes = shape.num_tokens, shape.num_rows, self._num_groups
-            is_changed, num_chained = shape.is_changed, shape.num_chained
+            is_changed, num_chained = shape.reach > Reach.NOTHING, shape.num_chained
             self._packings[shape] = Packing(*sizes, is_changed=is_changed, num_chained=num_chained)
         return self._packings[shape]
 

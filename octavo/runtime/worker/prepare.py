@@ -11,6 +11,7 @@ import torch
 
 from octavo.messages.step import UNTOLD, SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, group_tables
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -71,8 +72,8 @@ class Work:
     owners: Array
     num_singles: int = 0
     """The number of requests, all at the beginning, that compute one token each."""
-    is_changed: bool = False
-    """Some token's products are changed by an adapter: recorded steps of their own compute that."""
+    reach: Reach = Reach.NOTHING
+    """Of its tokens' adapters: recorded steps of their own compute what these change."""
     chained: ChainedRows | None = None
     places: Array | None = None
     """[T] int64, the rows of the batch that compute the tokens, where they stand in another order."""

@@ -16,6 +16,7 @@ from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
@@ -87,7 +88,7 @@ def _adapted(model: Model, num_tokens: int) -> AbstractContextManager[None]:
         return nullcontext()
     adapters = model.adapters.sites.slots
     slots = torch.zeros(num_tokens, dtype=torch.int32, device=adapters.device)
-    context: AbstractContextManager[None] = adapters.recording(is_changed=True, slots=slots)
+    context: AbstractContextManager[None] = adapters.recording(Reach.EXPERTS, slots)
     return context
 
 

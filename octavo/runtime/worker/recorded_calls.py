@@ -22,6 +22,7 @@ from torch import Tensor
 from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.steps import RecordCalls
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
@@ -37,10 +38,10 @@ T = TypeVar("T")
 
 
 class _Shape(NamedTuple):
-    """What recordings differ in. is_changed: as in Work; is_greedy: they end with tokens"""
+    """What recordings differ in. reach: as in Work; is_greedy: they end with tokens"""
 
     num_rows: int
-    is_changed: bool = False
+    reach: Reach = Reach.NOTHING
     is_greedy: bool = False
 
 
@@ -79,7 +80,7 @@ class RecordedCalls(Replayer):
         if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        shape = _Shape(size, work.is_changed, end is Kind.GREEDY and len(work.samples) == num_rows)
+        shape = _Shape(size, work.reach, end is Kind.GREEDY and len(work.samples) == num_rows)
         return partial(self._replay, work, shape) if self._can_replay(shape) else None
 
     def _replay(self, work: Work, shape: _Shape) -> Tensor | Choice:
@@ -124,7 +125,7 @@ class RecordedCalls(Replayer):
         """Record a step of that shape, if need be; return False if steps cannot be recorded."""
         if self._is_recordable and shape not in self._recorded:
             size, replay = shape.num_rows, None
-            with self._variant(is_changed=shape.is_changed):
+            with self._variant(shape.reach):
                 if shape.is_greedy:
                     replay = self._record_forward(self._batch(size), self._choose)
                 if replay is None:  # choosing may be what cannot be recorded

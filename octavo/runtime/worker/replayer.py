@@ -1,7 +1,7 @@
 """A `Replayer` computes steps, by what was captured or recorded before or by the model's own code.
 
-The worker makes one for its device, and the model runner asks it for every step. CUDAGraphs, RecordedCalls
-and RecordedEncoder replay; Eager does not.
+The worker makes one for its device, and the model runner asks it for every step. CUDAGraphs and RecordedCalls
+replay; Eager does not.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.kernels.sampling import Choice
+from octavo.runtime.lora.sites import Reach
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
@@ -41,11 +42,11 @@ last hidden states of the requests that sample, [S, hidden_size], or their token
 class Variant(Protocol):
     """What surrounds the recording or capture of a step."""
 
-    def __call__(self, *, is_changed: bool) -> AbstractContextManager[None]:
-        """Record in here a step in which adapters change some products, or none."""
+    def __call__(self, reach: Reach) -> AbstractContextManager[None]:
+        """Record in here a step for adapters of this reach."""
 
 
-def one_variant(*, is_changed: bool) -> AbstractContextManager[None]:
+def one_variant(reach: Reach) -> AbstractContextManager[None]:
     """See Variant: there are no adapters."""
     return nullcontext()
 
@@ -80,7 +81,7 @@ class Replayer(ABC):
         The last layers leave out the tokens whose hidden states nobody reads. Without batch invariance that
         changes the bits of the others, and a captured step leaves out none: there only longer ones do.
         """
-        batch, last_rows = self.make_batch(work)
+        batch, last_rows = make_batch(work, self._state, self._cache)
         if self._batch_invariant or work.starts[-1] > MAX_CAPTURED_TOKENS:
             batch.wanted = last_rows
         for part in parts:
@@ -89,10 +90,6 @@ class Replayer(ABC):
         for part in parts:
             part.after(work, hidden, self.model, pending)
         return hidden if batch.wanted is not None else hidden[last_rows]
-
-    def make_batch(self, work: Work) -> tuple[ForwardBatch, Tensor]:
-        """Return the batch that `forward` computes, and the last token of each request that samples, [S]."""
-        return make_batch(work, self._state, self._cache)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute any batch, as Model.forward; the result is good until the next step."""

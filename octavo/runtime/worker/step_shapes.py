@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from octavo.runtime.lora.sites import Reach
+
 FEWEST_TOKENS = 64
 """Of chunks; more than there are chunks: as many tokens as rows would be a decoding step."""
 CHUNKS = (8, 32)
@@ -15,7 +17,7 @@ class Shape(NamedTuple):
     tokens: int = 0
     common_start: bool = False
     """As in ForwardBatch."""
-    is_changed: bool = False
+    reach: Reach = Reach.NOTHING
     """As in Work; what is captured without adapters knows nothing of them."""
     num_chained: int = 0
     """Requests, in steps that verify drafts on the device; 0 in others."""

@@ -22,6 +22,8 @@ void octavo_matmul_bf16(const float*, int64_t, int64_t, int64_t, const uint8_t*,
 void octavo_matmul_integers(const float*, int64_t, int64_t, int64_t, const uint8_t*, int64_t, int64_t, int,
                             const float*, float*, int64_t, int, int);
 void octavo_activation(const float*, int64_t, int64_t, int, int, float*, int);
+void octavo_add_low_rank(const float*, int64_t, int64_t, int64_t, float*, int64_t, const int32_t*, const int64_t*,
+                         const int32_t*, int64_t, const float*, int, int);
 }
 
 namespace octavo {
@@ -112,6 +114,14 @@ struct Matrices {
     }
 };
 
+// What adapters change: of each token its slot, of both products what octavo_add_low_rank reads.
+struct Changes {
+    const int32_t* slots;
+    int is_bf16;
+    const int64_t *up, *down;
+    const int32_t *up_bounds, *down_bounds;
+};
+
 struct Experts {
     const float* x;
     int64_t tokens, size, x_stride;
@@ -122,6 +132,7 @@ struct Experts {
     const float *up_bias, *down_bias;
     int activation, weighs_inputs;
     float limit, alpha;
+    Changes changes;
     float* y;
     int threads;
 
@@ -166,10 +177,19 @@ struct Experts {
         if (!is_joined())
             up.multiply(from, m, size, size, expert, inner, bias ? bias + inner : nullptr, both + inner, 2 * inner,
                         threads);
+        std::vector<int32_t> keys;
+        for (int64_t r = 0; changes.slots && r < m; r++)
+            keys.push_back(changes.slots[entries[r] / top_k] * int32_t(experts) + int32_t(expert));
+        if (changes.slots)
+            octavo_add_low_rank(from, size, m, size, both, 2 * inner, keys.data(), changes.up, changes.up_bounds, 2,
+                                nullptr, changes.is_bf16, threads);
         if (limit > 0) clamp_and_activate(both, m, inner, between);
         else octavo_activation(both, m, inner, activation, 1, between, threads);
         down.multiply(between, m, inner, inner, expert, size, down_bias ? down_bias + expert * size : nullptr, out,
                       size, threads);
+        if (changes.slots)
+            octavo_add_low_rank(between, inner, m, inner, out, size, keys.data(), changes.down, changes.down_bounds, 1,
+                                nullptr, changes.is_bf16, threads);
         for_rows(m, size, threads, [&](int64_t r) {
             float* to = y + entries[r] / top_k * size;
             const vf factor = set1(weighs_inputs ? 1.0f : weights[entries[r]]);
@@ -221,8 +241,10 @@ extern "C" void octavo_experts(const float* x, int64_t tokens, int64_t size, int
                                int up_way, const uint8_t* down, int64_t outputs, int64_t down_bytes,
                                int64_t down_stride, int down_type, int down_way, const float* up_bias,
                                const float* down_bias, int activation, int weighs_inputs, float limit, float alpha,
-                               const float* shared, int64_t shared_stride, const float* shared_gate, int64_t shared_gate_stride, float* y,
-                               int threads) {
+                               const float* shared, int64_t shared_stride, const float* shared_gate, int64_t shared_gate_stride,
+                               const int32_t* slots, int is_bf16, const int64_t* up_changes,
+                               const int32_t* up_bounds, const int64_t* down_changes, const int32_t* down_bounds,
+                               float* y, int threads) {
     for_rows(tokens, size, threads, [&](int64_t t) {
         const float factor = shared_gate ? 1.0f / (1.0f + std::exp(-shared_gate[t * shared_gate_stride])) : 1.0f;
         for (int64_t i = 0; i < size; i++) y[t * size + i] = shared ? shared[t * shared_stride + i] * factor : 0.0f;
@@ -231,7 +253,8 @@ extern "C" void octavo_experts(const float* x, int64_t tokens, int64_t size, int
             {gate, inner, gate_bytes, gate_stride, gate_type, gate_way},
             {up, inner, up_bytes, up_stride, up_type, up_way},
             {down, outputs, down_bytes, down_stride, down_type, down_way},
-            up_bias, down_bias, activation, weighs_inputs, limit, alpha, y, threads}
+            up_bias, down_bias, activation, weighs_inputs, limit, alpha,
+            {slots, is_bf16, up_changes, down_changes, up_bounds, down_bounds}, y, threads}
         .compute_all();
 }
 OCTAVO_EXPORTED(octavo_experts)

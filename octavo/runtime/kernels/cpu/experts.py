@@ -5,7 +5,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.library import Library
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
+from octavo.runtime.kernels.experts import Changes, ExpertForm, Router, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
@@ -42,10 +42,19 @@ class CompiledExperts:
         biases = address_of(form.up_bias), address_of(form.down_bias)
         rows = (None, 0) if shared is None else rows_of(shared.rows)
         factors = (None, 0) if shared is None or shared.gate is None else rows_of(shared.gate)
-        how = *biases, ACTIVATIONS[form.activation], form.weighs_inputs, *form[4:], *rows, *factors
-        end = out.data_ptr(), self._threads
+        how = *biases, ACTIVATIONS[form.activation], form.weighs_inputs, *form[4:6], *rows, *factors
+        end = *_changes(form.changes, len(x)), out.data_ptr(), self._threads
         self._library.octavo_experts(address, *x.shape, stride, *chosen, *matrices, *how, *end)
         return out
+
+
+def _changes(changes: Changes | None, rows: int) -> tuple[int | None, ...]:
+    if changes is None:
+        return (None, 0) + 4 * (None,)
+    slots, up, down, _ = changes
+    assert len(slots) == rows and slots.dtype == torch.int32
+    tables = (part.data_ptr() for table in (up, down) for part in (table.entries, table.bounds))
+    return slots.data_ptr(), up.dtype == torch.bfloat16, *tables
 
 
 def _matrices(stack: Packed) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from octavo.runtime.kernels.norms import NormKernels, ResidualUpdate
 from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.cache import paged_attention as reference
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
-from octavo.runtime.kernels.ref.experts import dense_experts, multiply_pairs
+from octavo.runtime.kernels.ref.experts import dense_experts
 from octavo.runtime.kernels.ref.noise import row_limits
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
@@ -84,7 +84,6 @@ def table_of(library: Library, threads: int) -> KernelTable:
             experts.route,
             dense_experts,
             experts.block_experts,
-            partial(multiply_pairs, kernels.block_matmul),
             skips_foreign=False,
         ),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
-from octavo.runtime.kernels.linear import BlockMatmul, Packed
+from octavo.runtime.kernels.experts import Changes, ExpertForm, Router, Routing, Shared, Stacks
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import block_matmul
 from octavo.runtime.kernels.ref.elementwise import activate
 
@@ -71,15 +71,6 @@ def block_experts(
     return _sum_up(x, routing, (both, lambda rows, e: multiply(rows, stacks.down, e)), form, shared)
 
 
-def multiply_pairs(block_matmul: BlockMatmul, x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
-    """See experts.MultiplyPairs: expert by expert."""
-    out = torch.zeros((len(x), stack.blocks.shape[1]), dtype=torch.float32, device=x.device)
-    for expert in sorted({*ids.tolist()} - {-1}):
-        (rows,) = torch.where(ids == expert)
-        out[rows] = block_matmul(x[rows], stack._replace(blocks=stack.blocks[expert])).float()
-    return out
-
-
 def _sum_up(
     x: Tensor, routing: Routing, products: tuple[Product, Product], form: ExpertForm, shared: Shared | None
 ) -> Tensor:
@@ -89,10 +80,22 @@ def _sum_up(
         weights = routing.weights[tokens, places, None]
         rows = (x[tokens] * weights).to(x.dtype) if form.weighs_inputs else x[tokens]
         inner = _add(products[0](rows, expert), form.up_bias, expert)
+        _change(rows, inner, tokens, expert, form.changes, is_up=True)
         inner = clamped(inner, form) if form.limit else activate(inner, form.activation, gated=True)
         made = _add(products[1](inner, expert), form.down_bias, expert).float()
+        _change(inner, made, tokens, expert, form.changes, is_up=False)
         total[tokens] += made if form.weighs_inputs else made * weights
     return total.to(x.dtype)
+
+
+def _change(
+    x: Tensor, out: Tensor, tokens: Tensor, expert: int, changes: Changes | None, *, is_up: bool
+) -> None:
+    """Add what adapters change of one expert's product."""
+    if changes is not None:
+        table = changes.up if is_up else changes.down
+        keys = changes.slots[tokens] * table.experts + expert
+        changes.kernels.add_low_rank(x, out, keys, table, None)
 
 
 def clamped(inner: Tensor, form: ExpertForm) -> Tensor:

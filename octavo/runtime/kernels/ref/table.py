@@ -1,7 +1,5 @@
 """The table of references: pure torch, any device. The fallback, and the oracle in tests."""
 
-from functools import partial
-
 from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
@@ -30,12 +28,7 @@ def ref_table() -> KernelTable:
             select_inputs=blocks.select_inputs,
             join=elementwise.join,
         ),
-        experts=ExpertKernels(
-            experts.route,
-            experts.dense_experts,
-            experts.block_experts,
-            partial(experts.multiply_pairs, blocks.block_matmul),
-        ),
+        experts=ExpertKernels(experts.route, experts.dense_experts, experts.block_experts),
         recurrent=recurrent.REFERENCES,
         sampling=SamplingKernels(
             TruncateAndDraw(draws.draw, draws.truncate),

@@ -18,7 +18,7 @@ from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.routing import sort_pairs
+from octavo.runtime.kernels.triton.routing import Tiles, sort_pairs
 
 _SUM_WIDTH = 1024
 
@@ -117,11 +117,12 @@ def _expert_kernel(
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
     IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr, PDL: tl.constexpr, PLACED: tl.constexpr = False,
+    TILE_K: tl.constexpr, PDL: tl.constexpr, PLACED: tl.constexpr = False, APART: tl.constexpr = False,
 ):
     """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made.
 
     matrix, other: of gates and of values, those of experts STRIDE apart; PLACED: at their places
+    APART: gates and values side by side, as they are
     """
     tile = tl.program_id(1)
     wait(PDL)
@@ -161,15 +162,24 @@ def _expert_kernel(
         first += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if UP:
             second += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    if UP and LIMIT > 0:
-        first = tl.minimum(first, LIMIT)
-        first = first * tl.sigmoid(ALPHA * first) * (tl.clamp(second, -LIMIT, LIMIT) + 1.0)
+    place, mask = pair[:, None] * (2 * N if APART else N) + n[None, :], there[:, None] & (n < N)[None, :]
+    if UP and APART:
+        tl.store(out + place + N, second, mask=mask)
     elif UP:
-        first = act(first, KIND) * second
+        first = activated(first, second, KIND, LIMIT, ALPHA)
     elif not WEIGHS:
         first *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
-    place = pair[:, None] * N + n[None, :]
-    tl.store(out + place, first.to(out.dtype.element_ty), mask=there[:, None] & (n < N)[None, :])
+    tl.store(out + place, first.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def activated(gate, value, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """Return what an expert makes of gates and values; see ExpertForm."""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        return gate * tl.sigmoid(ALPHA * gate) * (tl.clamp(value, -LIMIT, LIMIT) + 1.0)
+    else:  # noqa: RET505  # both branches of a constant are compiled after a return
+        return act(gate, KIND) * value
 
 
 @triton.jit
@@ -196,7 +206,7 @@ def _sum_kernel(
 # fmt: on
 
 
-class _Matrices(NamedTuple):
+class Matrices(NamedTuple):
     """Matrices [N, K] of all experts, or two of each, and how a kernel reads them."""
 
     first: Tensor
@@ -207,14 +217,19 @@ class _Matrices(NamedTuple):
     places: Tensor | None
     how: dict[str, Any]
 
+    @property
+    def num_experts(self) -> int:
+        """Return E."""
+        return len(self.first if self.places is None else self.places)
 
-def _plain(first: Tensor, second: Tensor, places: Tensor | None = None) -> _Matrices:
+
+def _plain(first: Tensor, second: Tensor, places: Tensor | None = None) -> Matrices:
     how = {"TYPE": "", "IS_GROUP": False, "BLOCK": 1, "NUM_BYTES": 1, "PLACED": places is not None}
     how |= {"ROWS": 0, "GROUPS": 1}
-    return _Matrices(first, second, None, None, None, places, _strides(first) | how)
+    return Matrices(first, second, None, None, None, places, _strides(first) | how)
 
 
-def _packed(first: Packed, second: Packed) -> _Matrices:
+def _packed(first: Packed, second: Packed) -> Matrices:
     a, b, name = first.blocks, second.blocks, first.type_name
     if name in PLAIN:
         return _plain(a.view(PLAIN[name]), b.view(PLAIN[name]))
@@ -225,7 +240,13 @@ def _packed(first: Packed, second: Packed) -> _Matrices:
         return plain._replace(scales=scales, others=second.scales, how=how)
     assert second.type_name == name and a.stride() == b.stride()
     how = _strides(a) | constants_of(first) | {"K": first.num_inputs, "ROWS": 0, "GROUPS": 1}
-    return _Matrices(a, b, levels_of(name, a.device), None, None, None, how)
+    return Matrices(a, b, levels_of(name, a.device), None, None, None, how)
+
+
+def packed(stacks: Stacks) -> tuple[Matrices, Matrices]:
+    """Return gates and values, and what multiplies what they make."""
+    gate, up, down = stacks
+    return _packed(gate, up), _packed(down, down)
 
 
 def _strides(matrices: Tensor) -> dict[str, Any]:
@@ -258,9 +279,8 @@ def placed_experts(
 def block_experts(
     x: Tensor, routing: Routing, stacks: Stacks, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
-    """See experts.BlockExperts; weights are unpacked inside the products."""
-    gate, up, down = stacks
-    return _sum_up(x, routing, _packed(gate, up), _packed(down, down), form, shared)
+    """See experts.BlockExperts, without changes; weights are unpacked inside the products."""
+    return _sum_up(x, routing, *packed(stacks), form, shared)
 
 
 def arrange_stack(stack: Packed, dtype: torch.dtype) -> Packed:
@@ -278,56 +298,50 @@ def arrange_stack(stack: Packed, dtype: torch.dtype) -> Packed:
     return made._replace(blocks=made.blocks.view(count, size, -1), scales=scales)
 
 
-def multiply_pairs(x: Tensor, ids: Tensor, stack: Packed) -> Tensor:
-    """See experts.MultiplyPairs: the second of the two products, not weighed."""
-    *matrices, how = _packed(stack, stack)
-    count, size = stack.blocks.shape[:2]
-    out = torch.zeros((len(x), size), dtype=torch.float32, device=x.device)
-    if not len(x):
-        return out
-    tiles = sort_pairs(
-        ids[:, None], count, is_packed=bool(how["TYPE"]), dtype=x.dtype, has_bytes=how["ROWS"] > 0
-    )
-    weights = out[:, 0]
-    kind = {"KIND": 0, "LIMIT": 0.0, "ALPHA": 1.0, "WEIGHS": True, "UP": False, "BIASED": False}
-    sizes = {"E": count, "TOP_K": 1, "SORTED": tiles.pairs is not tiles.experts, "N": size} | tiles.sizes
-    grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
-    given = x, weights, ids, tiles.pairs, tiles.experts, *matrices, out, out, len(out), x.stride(0)
-    _expert_kernel[grid](*given, **sizes, **kind, **how, **overlapped())
-    return out
-
-
 def _sum_up(
-    x: Tensor, routing: Routing, up: _Matrices, down: _Matrices, form: ExpertForm, shared: Shared | None
+    x: Tensor, routing: Routing, up: Matrices, down: Matrices, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
-    (count, inner, *_), size, top_k = up.first.shape, down.first.shape[1], routing.ids.shape[1]
-    count = count if up.places is None else len(up.places)
-    out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
-    if not len(x):
-        return out
-    tiles = sort_pairs(
-        routing.ids, count, is_packed=bool(up.how["TYPE"]), dtype=x.dtype, has_bytes=up.how["ROWS"] > 0
-    )
-    between = x.new_empty((len(x) * top_k, inner))
-    made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
-    pairs = routing.weights, routing.ids, tiles.pairs, tiles.experts
-    sizes = {"E": count, "TOP_K": top_k, "SORTED": tiles.pairs is not tiles.experts} | tiles.sizes
+    made = multiply_all(x, routing, up, down, form) if len(x) else x
+    return add_up(made, routing.ids, shared, x.new_empty((len(x), down.first.shape[1])))
+
+
+def multiply_all(x: Tensor, routing: Routing, up: Matrices, down: Matrices, form: ExpertForm) -> Tensor:
+    """Return what experts make of their tokens, weighed: [T * k, H] float32."""
+    pairs, tiles = routing.ids.numel(), tiles_of(x, routing.ids, up)
+    between = x.new_empty((pairs, up.first.shape[1]))
+    made = x.new_empty((pairs, down.first.shape[1]), dtype=torch.float32)
+    multiply(x, routing, tiles, up, form.up_bias, between, UP=True, **kind_of(form))
+    multiply(between, routing, tiles, down, form.down_bias, made, UP=False, **kind_of(form))
+    return made
+
+
+def tiles_of(x: Tensor, ids: Tensor, matrices: Matrices) -> Tiles:
+    """Return the pairs of these experts in tiles; see `sort_pairs`."""
+    how = matrices.how
+    is_packed, has_bytes = bool(how["TYPE"]), how["ROWS"] > 0
+    return sort_pairs(ids, matrices.num_experts, is_packed=is_packed, dtype=x.dtype, has_bytes=has_bytes)
+
+
+def kind_of(form: ExpertForm) -> dict[str, Any]:
+    """Return how kernels are compiled for a form."""
     gates = {"KIND": KINDS[form.activation], "LIMIT": form.limit, "ALPHA": form.alpha}
-    kind = gates | {"WEIGHS": form.weighs_inputs}
-    for source, stride, matrix, bias, target, is_up in (
-        (x, x.stride(0), up, form.up_bias, between, True),
-        (between, inner, down, form.down_bias, made, False),
-    ):
-        *matrices, how = matrix
-        ends = target if bias is None else bias, target, len(target), stride
-        own = {"N": target.shape[1], "UP": is_up, "BIASED": bias is not None}
-        grid = cdiv(target.shape[1], tiles.sizes["TILE_N"]), tiles.number
-        _expert_kernel[grid](source, *pairs, *matrices, *ends, **sizes, **kind, **own, **how, **overlapped())
-    _add_up(made, routing.ids, shared, out)
-    return out
+    return gates | {"WEIGHS": form.weighs_inputs}
 
 
-def _add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> None:
+def multiply(
+    x: Tensor, routing: Routing, tiles: Tiles, by: Matrices, bias: Tensor | None, out: Tensor, **kind: Any
+) -> None:
+    """Compute one of the two products of pairs into the rows of `out`."""
+    (ids, weights), (*tensors, how), size = routing, by, by.first.shape[1]
+    sizes = {"E": by.num_experts, "TOP_K": ids.shape[1], "N": size, "BIASED": bias is not None} | tiles.sizes
+    given = x, weights, ids, tiles.pairs, tiles.experts, *tensors, out if bias is None else bias, out
+    own = kind | how | {"SORTED": tiles.pairs is not tiles.experts} | overlapped()
+    grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
+    _expert_kernel[grid](*given, len(out), x.stride(0), **sizes, **own)
+
+
+def add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> Tensor:
+    """Return the sums of tokens, in `out`."""
     size, top_k = out.shape[1], ids.shape[1]
     rows, gate = shared or (None, None)
     width = min(power_of_2(size), _SUM_WIDTH)
@@ -335,4 +349,6 @@ def _add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> No
     strides = 0 if rows is None else rows.stride(0), 0 if gate is None else gate.stride(0)
     kind = {"SHARED": rows is not None, "GATED": gate is not None}
     grid = len(out), cdiv(size, width)
-    _sum_kernel[grid](*tensors, *strides, SIZE=size, TOP_K=top_k, WIDTH=width, **kind, **overlapped())
+    if len(out):
+        _sum_kernel[grid](*tensors, *strides, SIZE=size, TOP_K=top_k, WIDTH=width, **kind, **overlapped())
+    return out

@@ -23,6 +23,7 @@ from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
 from octavo.runtime.kernels.triton.both_sides import attend_packed
 from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
+from octavo.runtime.kernels.triton.changed_experts import block_experts
 from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
@@ -67,8 +68,7 @@ def cuda_table() -> KernelTable:
         experts=ExpertKernels(
             route,
             experts.dense_experts,
-            experts.block_experts,
-            experts.multiply_pairs,
+            block_experts,
             placed_experts=experts.placed_experts,
             arrange=experts.arrange_stack,
         ),
