@@ -120,7 +120,7 @@ PARTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "long tp2": ("long", {"tensor_parallel_size": 2}, 90),
     "long tp2 dcp2": ("long", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, 90),
     "70b tp2": ("70b", {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.96}, 150),
-    "70b tp4": ("70b", {"tensor_parallel_size": 4}, 90),
+    "70b tp4": ("70b", {"tensor_parallel_size": 4}, 200),
     "30b-a3b tp2": ("30b-a3b", {"tensor_parallel_size": 2}, 70),
     "30b-a3b ep2": ("30b-a3b", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, 70),
     "30b-a3b tp4": ("30b-a3b", {"tensor_parallel_size": 4}, 70),

@@ -32,7 +32,8 @@ PREEMPTED = ("greedy", "drawn", "penalties", "three")
 """Settings that are asked for again where the cache holds few requests."""
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
-TEXTS = [text[:160] for page in PAGES for text in page.read_text().split("\n\n") if len(text) > 80]
+TEXTS = [text[:100] for page in PAGES for text in page.read_text().split("\n\n") if len(text) > 80]
+"""So long that their answers fit the smallest cache, too."""
 START, STEP = map(int, os.environ.get("OCTAVO_SPECULATION_SLICE", "0/1").split("/"))
 CHOSEN = list(dict.fromkeys(TEXTS))[: int(os.environ.get("OCTAVO_SPECULATION_PROMPTS", "3"))][START::STEP]
 ROWS = os.environ.get("OCTAVO_SPECULATION_ROWS")
