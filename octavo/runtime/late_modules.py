@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from octavo.runtime.preload import make_context
+
 _NAMES = """_higher_order_ops _meta_registrations _tensor_docs compiler distributed._meta_registrations
     distributions export func fx masked nested nn.intrinsic nn.qat nn.quantizable nn.quantized optim profiler
     quantization sparse testing utils.data"""
@@ -24,8 +26,9 @@ _FUNCTIONS = "cond", "vmap", "while_loop"
 """What torch itself takes from these modules, and calls by its own name."""
 
 
-def import_torch() -> None:
-    """Import torch. A script that is to have all of it at once has imported it before."""
+def import_torch(device: str = "cpu") -> None:
+    """Import torch for a device. A script that is to have all of it at once has imported it before."""
+    make_context(device)
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _FINDER)
         import_module("torch")

@@ -1,9 +1,10 @@
-"""`begin`: bind torch's largest library on a thread, before torch is imported. Imports no torch itself.
+"""What takes long before torch computes and needs no Python, on threads. Imports no torch itself.
 
-Binding it takes a quarter of a second, during which an import holds the interpreter's lock; a foreign call
-does not. Asked by name where an engine is about to be made in this process: config and tokenizer are read
-meanwhile. A process that ends before that (a model that does not exist) waits: it would pull the library down
-under the thread that sets it up.
+Binding its libraries takes a quarter of a second, or half with CUDA, during which an import holds the
+interpreter's lock; a foreign call does not. `begin` is asked by name where an engine is about to be made in
+this process: config and tokenizer are read meanwhile. `make_context` has a GPU made ready beside the import.
+A process that ends before that (a model that does not exist) waits: it would pull the library down under the
+thread that sets it up.
 """
 
 import ctypes
@@ -11,10 +12,12 @@ import importlib.metadata  # noqa: F401 - needs a library, too, and would have t
 import os
 import sys
 import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_LIBRARY = "lib/libtorch_cpu.so"
+_LIBRARIES = "libtorch_cuda.so", "libtorch_cpu.so"
+"""The first needs the second."""
 
 
 def begin() -> None:
@@ -22,9 +25,25 @@ def begin() -> None:
     found = None if "torch" in sys.modules else find_spec("torch")
     if found is None or found.origin is None:
         return
-    path = Path(found.origin).parent / _LIBRARY
-    if path.exists():
+    folder = Path(found.origin).parent / "lib"
+    for path in [path for name in _LIBRARIES if (path := folder / name).exists()][:1]:
         bind = ctypes.CDLL(None).dlopen
         bind.restype = ctypes.c_void_p
         call = (os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)
         threading.Thread(target=bind, args=call, name="preload").start()
+
+
+def make_context(device: str) -> None:
+    """Return at once. Where there is no such GPU, torch will say so."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        threading.Thread(target=_make_context, args=(int(number or 0),), name="make-context").start()
+
+
+def _make_context(number: int) -> None:
+    """Have the driver make the context that torch will use: a third of a second."""
+    with suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if not (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number)):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

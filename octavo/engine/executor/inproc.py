@@ -30,7 +30,7 @@ class InprocExecutor(Executor):
 
     def start(self, config: EngineConfig) -> ModelReady:
         with _no_collection():
-            load_object("octavo.runtime.late_modules:import_torch")()
+            load_object("octavo.runtime.late_modules:import_torch")(config.parallel.device)
             worker = load_object(self._worker_class)
             if not gc.get_freeze_count():
                 gc.freeze()  # what was imported stays: a look through all of it would stop steps for 0.1 s

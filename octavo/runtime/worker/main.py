@@ -120,7 +120,7 @@ class Rank:
         self._answers = self._rank == parallel.output_rank
         number = number_of(parallel.device) + parallel.node_ranks.index(self._rank)
         config = replace(config, parallel=parallel.on_device(number))
-        late_modules.import_torch()
+        late_modules.import_torch(config.parallel.device)
         return load_object(self._worker_class)(config, self._rank, self._rendezvous)
 
     def _call(self, verb: str, arguments: dict[str, Any]) -> None:

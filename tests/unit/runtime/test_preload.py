@@ -3,10 +3,12 @@
 import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from octavo.engine.executor.inproc import InprocExecutor
+from octavo.runtime import preload
 from tests.fakes import fake_config
 
 PROGRAM = """
@@ -61,3 +63,31 @@ def test_collection_is_as_it_was_after_loading(was_on):
         assert gc.isenabled() == was_on
     finally:
         gc.enable()
+
+
+class Driver:
+    """CUDA's, with so many GPUs."""
+
+    def __init__(self, count):
+        self.count, self.made = count, []
+
+    def cuInit(self, flags):
+        return flags
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = number
+        return int(number >= self.count)
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        self.made.append(device.value)
+
+
+@pytest.mark.parametrize(("device", "made"), [("cuda:1", [1]), ("cuda", [0]), ("cuda:2", []), ("cpu", [])])
+def test_a_context_is_made_for_the_gpu_that_will_be_used(device, made, monkeypatch):
+    driver = Driver(count=2)
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda _: driver)
+    preload.make_context(device)
+    for thread in threading.enumerate():
+        if thread.name == "make-context":
+            thread.join()
+    assert driver.made == made
