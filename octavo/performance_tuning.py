@@ -138,7 +138,6 @@ class PerformanceTuner:
         return found
 
     def _prompts(self, llm: LLM, offset: int) -> list[list[int]]:
-        """Without a common beginning."""
         size = llm.llm_engine.config.checkpoint.vocab_size
         numbers = range(offset, 2 * self._num_prompts, 2)
         return [[(number * 31 + n * 7) % size for n in range(self._prompt_tokens)] for number in numbers]

@@ -17,7 +17,7 @@ from octavo.base.errors import OctavoError
 from octavo.cli.main import COMMANDS, make_parser
 from octavo.config.args import EngineArgs
 from octavo.config.server import ServerConfig
-from octavo.serving.openai.protocol import SamplingFields
+from octavo.serving.openai.protocol import RequestFields, SamplingFields
 from octavo.serving.openapi import describe_api
 from octavo.serving.registry import Route, load_routes
 
@@ -84,7 +84,11 @@ def http_page() -> str:
                 parts.append(f"## {group}")
             parts += _route(route, document)
     schema = msgspec.json.schema_components([SamplingFields])[1]["SamplingFields"]["properties"]
-    rows = [(f"`{n}`", _kind(schema[n]), doc) for n, _, _, doc in _fields(SamplingFields)]
+    rows = [
+        (f"`{n}`", _kind(schema[n]), doc)
+        for kind in (RequestFields, SamplingFields)
+        for n, _, _, doc in _fields(kind)
+    ]
     parts += [
         "## Sampling fields",
         "Every request for text takes these. Names that `SamplingParams` has mean "

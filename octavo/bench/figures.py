@@ -66,25 +66,17 @@ def generation_figures(
     inputs, outputs = (sum(getattr(t, name) for t in good) for name in ("prompt_len", "output_tokens"))
     tokens_per_s, at_once = _by_second(good)
     within = sum(_is_within(timing, goodput) for timing in good)
-    return {
-        "duration": duration_s,
-        "completed": len(good),
-        "failed": len(timings) - len(good),
+    return _common(timings, duration_s) | {
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
-        "request_throughput": len(good) / duration_s,
         "request_goodput": within / duration_s if goodput else None,
         "output_throughput": outputs / duration_s,
         "total_token_throughput": (inputs + outputs) / duration_s,
-        "input_lens": [timing.prompt_len for timing in timings],
         "output_lens": [timing.output_tokens if timing.success else 0 for timing in timings],
         "ttfts": [timing.ttft for timing in timings],
         "itls": [timing.itl for timing in timings],
-        "latencies": [timing.latency for timing in timings],
         "start_times": [timing.start_time for timing in timings],
-        "queue_times": [timing.client_queue_time for timing in timings],
         "generated_texts": [timing.generated_text for timing in timings],
-        "errors": [timing.error for timing in timings],
         "max_output_tokens_per_s": float(max(tokens_per_s, default=0.0)),
         "max_concurrent_requests": int(max(at_once, default=0)),
         "rtfx": 0.0,
@@ -95,15 +87,21 @@ def pooling_figures(timings: Sequence[Timing], duration_s: float) -> dict[str, A
     """Return the same for embeddings and reranking."""
     good = [timing for timing in timings if timing.success]
     tokens, inputs = sum(t.prompt_len for t in good), sum(t.num_inputs for t in good)
-    return {
-        "duration": duration_s,
-        "completed": len(good),
-        "failed": len(timings) - len(good),
+    return _common(timings, duration_s) | {
         "total_input_tokens": tokens,
         "total_input_sequences": inputs,
-        "request_throughput": len(good) / duration_s,
         "input_sequence_throughput": inputs / duration_s,
         "total_token_throughput": tokens / duration_s,
+    }
+
+
+def _common(timings: Sequence[Timing], duration_s: float) -> dict[str, Any]:
+    num_good = sum(timing.success for timing in timings)
+    return {
+        "duration": duration_s,
+        "completed": num_good,
+        "failed": len(timings) - num_good,
+        "request_throughput": num_good / duration_s,
         "input_lens": [timing.prompt_len for timing in timings],
         "latencies": [timing.latency for timing in timings],
         "queue_times": [timing.client_queue_time for timing in timings],

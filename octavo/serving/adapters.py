@@ -217,7 +217,6 @@ class ServedAdapters:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Read what other processes have changed."""
         if self._file is None or not self._file.exists():
             return
         stat = self._file.stat()

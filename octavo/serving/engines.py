@@ -78,10 +78,13 @@ class Engines:
             return self.names[0]
         if asked not in self.names:
             asked = asked.removesuffix(":latest")  # Ollama's clients add it
-        if asked not in self.names and self.adapters.find(asked) is None:
+        if asked not in self.names and not self._knows(asked):
             served = ", ".join(listed.name for listed in islice(self.listed(), len(self.names) + 20))
             raise UnknownModel(f"The model {asked[:200]!r} does not exist. Served here: {served}.", "model")
         return asked
+
+    def _knows(self, name: str) -> bool:
+        return self.adapters.find(name) is not None
 
     def adapter_of(
         self, model: str, scales: Iterable[LoRAScale] | None

@@ -34,7 +34,6 @@ def _number(name: str, told: str | float) -> float:
 
 @cache
 def _numeric(model: type[msgspec.Struct]) -> frozenset[str]:
-    """Names of the fields that are numbers or null, and nothing else."""
     info = type_info(model)
     assert isinstance(info, StructType)
     return frozenset(field.encode_name for field in info.fields if _kinds(field.type) in _NUMBERS)

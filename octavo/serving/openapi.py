@@ -84,7 +84,6 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
 
 
 def _schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
-    """Components by name."""
     asked = {route.request_model for route in routes if route.request_model is not None}
     answered = {route.response_model for route in routes if route.response_model is not None}
     answered |= {route.error_model for route in routes}

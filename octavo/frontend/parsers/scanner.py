@@ -313,7 +313,6 @@ class Parser(ABC):
             raise
 
     def _escape_sequence(self) -> Move[str]:
-        """What stands for the characters behind a backslash."""
         char = yield from self.take()
         if not char:
             raise Malformed

@@ -66,7 +66,6 @@ class TaggedParser(Parser):
         return self._named(self.opening, self.call * is_open, self.closing * self._in_block)
 
     def _named(self, *marks: str) -> list[str]:
-        """Those of the marks that this format has."""
         return [mark for mark in dict.fromkeys(marks) if mark]
 
     def _block(self) -> Move[None]:

@@ -119,7 +119,6 @@ class ChatTemplate:
 
     @cached_property
     def _run(self) -> Callable[[dict[str, Any], float, int], str]:
-        """Renders, where it may."""
         if sha256(self.source.encode(errors="replace")).hexdigest()[:16] not in _KNOWN:
             return TemplateProcess(self.source).render
         template = SANDBOX.from_string(self.source)

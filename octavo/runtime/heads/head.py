@@ -1,5 +1,7 @@
 """A `Head` ends steps: it makes results of the last hidden states. The model runner has one."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from octavo.messages.step import SchedulerOutput, TokenMasks
@@ -13,6 +15,15 @@ from octavo.runtime.worker.replayer import Unmasked
 from octavo.runtime.worker.step_part import StepPart
 
 
+class Computed(NamedTuple):
+    """A step up to its last hidden states. kind: of `Head.kind`; hidden: as replayed, of `work.samples`"""
+
+    kind: Kind | Masked | None
+    work: Work
+    hidden: Tensor | Choice | Unmasked
+    model: Model
+
+
 class Head(StepPart):
     """Knows by row what requests want in the end."""
 
@@ -20,16 +31,8 @@ class Head(StepPart):
         """Return the kind that chooses the tokens of all rows; None if a replay cannot end the step."""
         return None
 
-    def finish(
-        self,
-        step: SchedulerOutput,
-        kind: Kind | Masked | None,
-        work: Work,
-        hidden: Tensor | Choice | Unmasked,
-        model: Model,
-        pending: PendingStep,
-    ) -> None:
-        """End a step, unless a replay has; `kind` said how. hidden: as replayed, of `work.samples`"""
+    def finish(self, step: SchedulerOutput, computed: Computed, pending: PendingStep) -> None:
+        """End a step, unless a replay has."""
 
     @property
     def awaits_masks(self) -> bool:

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.group import Group
-from octavo.runtime.heads.head import Head
+from octavo.runtime.heads.head import Computed, Head
 from octavo.runtime.heads.token import TokenHead
-from octavo.runtime.kernels.sampling import Choice
-from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
+from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
-from octavo.runtime.worker.replayer import Unmasked
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -48,16 +45,9 @@ class StageHead(Head):
         self._take_tokens(int(self._due[rows].max(initial=0)))
         return step
 
-    def finish(
-        self,
-        step: SchedulerOutput,
-        kind: Kind | Masked | None,
-        work: Work,
-        hidden: Tensor | Choice | Unmasked,
-        model: Model,
-        pending: PendingStep,
-    ) -> None:
+    def finish(self, step: SchedulerOutput, computed: Computed, pending: PendingStep) -> None:
         """See Head: count the tokens that the last stage will sample."""
+        work = computed.work
         rows, ends = work.rows[work.samples], work.ends[work.samples]
         self._state.num_tokens[rows] = ends + 1
         if self._tokens.is_first:

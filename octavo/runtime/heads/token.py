@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from octavo.messages.step import UNTOLD, NewRequest, SchedulerOutput, TokenMasks
-from octavo.runtime.heads.head import Head
+from octavo.runtime.heads.head import Computed, Head
 from octavo.runtime.kernels.sampling import Choice, Draws, Limits
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.output import HostCopies, SamplerOutput
@@ -14,7 +14,6 @@ from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.sampling.verify import sample_in_order
 from octavo.runtime.transfer import Array, send, to_device
 from octavo.runtime.worker.pending import PendingStep
-from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Unmasked
 from octavo.runtime.worker.request_state import RequestState
 
@@ -45,16 +44,9 @@ class TokenHead(Head):
             return kind
         return None if step.drafts else Masked(kind)
 
-    def finish(
-        self,
-        step: SchedulerOutput,
-        kind: Kind | Masked | None,
-        work: Work,
-        hidden: Tensor | Choice | Unmasked,
-        model: Model,
-        pending: PendingStep,
-    ) -> None:
+    def finish(self, step: SchedulerOutput, computed: Computed, pending: PendingStep) -> None:
         """See Head; a step whose masks follow is computed up to the logits."""
+        kind, work, hidden, model = computed
         rows, ends = work.rows[work.samples], work.ends[work.samples]
         if any(UNTOLD in drafts for drafts in step.drafts.values()):
             places = self._state.places(rows, ends - 1)

@@ -201,7 +201,6 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _make(command: list[str], path: Path) -> None:
-    """Compile all sources side by side and link."""
     sources = sorted(_SOURCES.glob("*.cpp"))
     objects = [f"{path.parent}/{source.stem}.o" for source in sources]
     with ThreadPoolExecutor() as pool:

@@ -117,7 +117,6 @@ def _write(out: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def _description(target: str, ignored: list[str]) -> dict[str, Any]:
-    """Return the quantization_config."""
     common = {"symmetric": True, "dynamic": False, "observer": "minmax"}
     inputs = None
     if target == "fp8":

@@ -115,6 +115,5 @@ def _is_up(site: Site) -> bool:
 
 
 def _sizes_of(site: Site) -> tuple[int, int]:
-    """Return outputs and inputs of an expert's matrix, on all ranks together."""
     full, other = site.layout.shards[0].full, site.layout.others[-1]
     return (2 * full, other) if _is_up(site) else (other, full)

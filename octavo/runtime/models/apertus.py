@@ -17,7 +17,6 @@ _ROPE: Config = {
 
 
 def _flat(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    """Make a vector of a number without axes."""
     return tensor.reshape(1)
 
 

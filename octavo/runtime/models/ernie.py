@@ -20,7 +20,6 @@ class Ernie45(Decoder):
 
 
 def _row(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    """Turn [1, experts] to a vector."""
     return tensor.flatten()
 
 

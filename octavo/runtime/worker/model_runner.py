@@ -13,7 +13,7 @@ import torch
 
 from octavo.base import faults
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.heads.head import Head
+from octavo.runtime.heads.head import Computed, Head
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.chained_steps import End
@@ -71,7 +71,7 @@ class ModelRunner:
             pending.pending = hidden
         elif work.samples.size:
             faults.hit("worker.forward", rows=hidden if isinstance(hidden, torch.Tensor) else None)
-            self.head.finish(step, kind, work, hidden, replayer.model, pending)
+            self.head.finish(step, Computed(kind, work, hidden, replayer.model), pending)
         if replay is None:
             replayer.after_eager(work, end)
         for part in self._parts:

@@ -111,7 +111,6 @@ class SoftPromptsPart(FalliblePart):
 
 
 def _length(prompt: SoftPrompt) -> int:
-    """Return the number of virtual tokens."""
     if prompt.embeds is not None:
         return len(prompt.embeds)
     assert prompt.heads

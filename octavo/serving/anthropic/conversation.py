@@ -163,7 +163,6 @@ def _asked(message: Turn) -> Iterator[dict[str, Any]]:
 
 
 def _content(content: str | list[Block], parameter: str) -> str | list[Block]:
-    """Text, or parts of text, as chat has them."""
     if isinstance(content, str):
         return content
     if parameter == "messages" and any(_is_image(block) for block in content):

@@ -81,7 +81,6 @@ class MessageAnswer:
         return self._of_block("delta", delta={"type": f"{kind}_delta", name: text})
 
     def _close(self) -> Iterator[StreamEvent]:
-        """The last block is whole."""
         if not self._is_open:
             return
         text = "".join(self._pieces)

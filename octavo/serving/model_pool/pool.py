@@ -241,7 +241,6 @@ class ModelPool:
                 self._retire_surplus(max(residents, key=lambda model: model.last_used_s))
 
     def _is_settled(self, model: PooledModel) -> bool:
-        """Whether it has an engine that nobody uses, waits for or moves."""
         is_moved = model.departure is not None or model in self._arrivals
         return model.engine is not None and model.is_idle and not is_moved
 

@@ -139,7 +139,6 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
 
 
 async def _content(caller: Caller, line: BatchLine) -> bytes:
-    """The answer as JSON."""
     if line.url not in (*ENDPOINTS, *POOLING):
         raise wrong("url", f"must be {' or '.join((*ENDPOINTS, *POOLING))}, got {line.url[:100]!r}")
     if line.url in POOLING and caller.engines.only() is not None:

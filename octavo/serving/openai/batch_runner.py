@@ -165,7 +165,6 @@ class BatchRunner:
                     yield number, content
 
     async def _expire(self, job: _Job) -> None:
-        """What is left has no answer."""
         job.batch = await self._run(batch_record.find, job)
         async for number, line in self._todo(job):
             result = unanswered(line, "batch_expired", "This request was not answered within 24 hours.")

@@ -26,6 +26,7 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=2**17)]
 Text = Annotated[str, Meta(min_length=1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 Scalar = str | bool | float | Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """A number of logprobs; -1 = the vocabulary."""
 _IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -86,11 +87,34 @@ _FORMAT_SCHEMA = {
 }
 
 
-class SamplingFields(Struct, kw_only=True):
-    """What all requests for text have in common. Names that SamplingParams has mean the same there."""
+class RequestFields(Struct, kw_only=True):
+    """What all requests have in common, for text or to pooling models."""
 
     model: str | None = None
     """Name of the model; the served one if it is left out."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own; in chat the template has written them already."""
+    truncate_prompt_tokens: Count | None = None
+    """Keep so many tokens of a text; -1 = as many as the model takes."""
+    truncation_side: Literal["left", "right"] | None = None
+    """The side that is cut off."""
+    priority: Priority | None = None
+    retention_s: Seconds | None = None
+    """Seconds that the prompt stays in the prefix cache after its last use."""
+    prefix_priority: Annotated[int, Meta(ge=0, le=99)] | None = None
+    """Where not all such prompts can stay, the least goes first."""
+    deadline_s: Seconds | None = None
+    """Seconds in which the answer is wanted, for the scheduling policy "deadline"."""
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    """Only prompts of the same salt share cached blocks."""
+    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
+    """Adapters to add up, each times its scale; [] = the base model alone."""
+
+
+class SamplingFields(RequestFields, kw_only=True):
+    """What all requests for text have in common. Names that SamplingParams has mean the same there."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
@@ -127,10 +151,6 @@ class SamplingFields(Struct, kw_only=True):
     """Tokens of reasoning after which the answer must begin; -1 = any number."""
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its own; in chat the template has written them already."""
-    truncate_prompt_tokens: Count | None = None
-    truncation_side: Literal["left", "right"] | None = None
     response_format: Annotated[dict[str, Any], Meta(extra_json_schema=_FORMAT_SCHEMA)] | None = None
     """text, json_object, json_schema or structural_tag; read by requests/response_format, as the next."""
     structured_outputs: dict[str, Any] | None = None
@@ -143,22 +163,10 @@ class SamplingFields(Struct, kw_only=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Seconds | None = None
     """Seconds from the arrival after which the request fails with 504."""
-    retention_s: Seconds | None = None
-    """Seconds that the prompt stays in the prefix cache after its last use."""
-    prefix_priority: Annotated[int, Meta(ge=0, le=99)] | None = None
-    """Where not all such prompts can stay, the least goes first."""
-    deadline_s: Seconds | None = None
-    """Seconds in which the answer is wanted, for the scheduling policy "deadline"."""
     speculative: bool | dict[str, int] | None = None
     """False, or {"num_tokens": N}: guess none, or at most N tokens ahead; the text is the same."""
-    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    """Only prompts of the same salt share cached blocks."""
-    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
-    """Adapters to add up, each times its scale; [] = the base model alone."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Logprobs name tokens as token_id:N."""

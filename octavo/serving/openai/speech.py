@@ -243,7 +243,6 @@ class Transcription:
         return read_words(tokens, times, self.speech.end_id, self._decode, self.language, window.start_s)
 
     async def _detect(self) -> str:
-        """The language of the first window."""
         allowed = sorted(self.speech.languages.values())
         fields = CompletionRequest(allowed_token_ids=allowed, max_tokens=1, temperature=0.0)
         generation = replace(

@@ -141,7 +141,6 @@ def _value(form: CallForm, schema: Mapping[str, Any]) -> Format:
 
 
 def _python(_: CallForm, schema: Mapping[str, Any]) -> Format:
-    """Keyword arguments."""
     return _separated(schema, "{}=", ", ", _python_value)
 
 

@@ -4,9 +4,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
-from octavo.messages.adapters import MOST_SUMMED
-from octavo.serving.adapters import LoRAScale
-from octavo.serving.openai.protocol import Messages, Positive, Seconds
+from octavo.serving.openai.protocol import Messages, Positive, Priority, RequestFields
 
 T = TypeVar("T")
 MAX_INPUTS = 8192
@@ -28,24 +26,10 @@ Input = Annotated[
 """A text, token ids, or a list of either."""
 
 
-class PoolingFields(Struct, kw_only=True):
+class PoolingFields(RequestFields, kw_only=True):
     """What all requests to pooling models have in common."""
 
-    model: str | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    """Keep so many tokens of a text; -1 = as many as the model takes."""
-    truncation_side: Literal["left", "right"] | None = None
-    """The side that is cut off; right unless said."""
-    add_special_tokens: bool | None = None
     use_activation: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    deadline_s: Seconds | None = None
-    retention_s: Seconds | None = None
-    prefix_priority: Annotated[int, Meta(ge=0, le=99)] | None = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
-    """Adapters to add up, each times its scale; [] = the base model alone."""
 
 
 Encoding = Literal["float", "base64", "bytes", "bytes_only"]
@@ -140,7 +124,7 @@ class CohereEmbedRequest(Struct, kw_only=True):
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     """END unless said."""
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Priority | None = None
 
 
 class PoolingUsage(Struct):

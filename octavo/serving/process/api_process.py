@@ -101,7 +101,6 @@ class APIProcess(ABC):
         raise await engines.wait_until_dead()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application, whichever it is by now."""
         await self._app(scope, receive, send)
 
     async def _prepare(self, state: State) -> None:

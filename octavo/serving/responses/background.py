@@ -99,7 +99,6 @@ class Background:
             self.cancel(response_id)
 
     def _forget(self, response_id: str) -> None:
-        """A task has ended."""
         del self._tasks[response_id]
         if (log := self._logs.pop(response_id, None)) is not None:
             log.end()

@@ -100,7 +100,6 @@ class ResponseAnswer:
             item.content.append(part)  # type: ignore[union-attr, arg-type]  # calls have no parts
 
     def _close(self) -> Iterator[StreamEvent]:
-        """The last item is whole."""
         if not self._is_open:
             return
         text, item = "".join(self._pieces), self.response.output[-1]

@@ -116,7 +116,6 @@ def _check(body: CreateResponse) -> None:
 
 
 def _response(caller: Caller, body: CreateResponse) -> Response:
-    """As it was asked for."""
     told = {name: value for name in _TOLD if (value := getattr(body, name)) is not None}
     told["model"] = caller.asking(body.model).model
     status: Status = "queued" if body.background else "in_progress"
@@ -124,7 +123,6 @@ def _response(caller: Caller, body: CreateResponse) -> Response:
 
 
 async def _history(request: Request, previous_id: str | None) -> list[Item]:
-    """The conversation so far."""
     if previous_id is None:
         return []
     name = "previous_response_id"
@@ -138,7 +136,6 @@ async def _history(request: Request, previous_id: str | None) -> list[Item]:
 
 
 def _starting_after(request: Request) -> int:
-    """Number of the last event that is known."""
     given = request.query_params.get("starting_after", "-1")
     try:
         return max(-1, int(given))

@@ -7,6 +7,7 @@ import torch
 
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import NewRequest
+from octavo.runtime.heads.head import Computed
 from octavo.runtime.heads.stage import StageHead
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
@@ -47,7 +48,7 @@ def step(head, rows, computed):
     rows, computed = np.array(rows), np.array(computed)
     work = Work(rows, computed, computed + 1, np.arange(len(rows) + 1), np.arange(len(rows)), rows)
     head.settle(SimpleNamespace(), rows)
-    head.finish(SimpleNamespace(), None, work, torch.zeros(1), None, None)
+    head.finish(SimpleNamespace(), Computed(None, work, torch.zeros(1), None), None)
 
 
 def test_a_step_waits_for_the_tokens_that_it_computes_and_for_no_others():

@@ -220,7 +220,6 @@ def _cut_kernel(
     NUM_TILES_PAD: tl.constexpr, NUM_REACHED: tl.constexpr, MAX_CHOSEN: tl.constexpr, LOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Find where one row ends."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     if not _is_cut(top_k, top_p, min_p, row):
