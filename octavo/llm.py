@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from octavo.base.errors import wrong
+from octavo.base.errors import RequestError, wrong
+from octavo.base.foreign import NOT_WRITING
 from octavo.config import EngineArgs, EngineConfig
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams
@@ -170,6 +171,8 @@ class LLM(VerbsInThread, PoolingMethods):
     def _render_all(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], chat_options: dict[str, Any]
     ) -> list[PromptType]:
+        if self._config.pooling is not None:
+            raise RequestError(NOT_WRITING, "model")
         _check_list("messages", messages, "a list of messages, or of such lists")
         batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self.render_chat(conversation, **chat_options) for conversation in batch]  # type: ignore[arg-type]  # told apart above

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+import msgspec
+
 from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
 from octavo.frontend.outputs.pooling_output import (
@@ -146,6 +148,4 @@ def _for_task(given: Any, task: PoolingTask | None) -> PoolingParams:
         return params
     if params.task not in (None, task):
         raise RequestError(f"You cannot overwrite param.task={params.task!r} with {task!r}!", "task")
-    params = params.clone()
-    params.task = task
-    return params
+    return msgspec.structs.replace(params, task=task)  # checks the task

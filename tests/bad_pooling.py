@@ -33,6 +33,8 @@ ROUTES = {
             "embedding_types": [["int8"], "float", [5]],
             "truncate": ["MIDDLE", 5],
             "output_dimension": [*_NOT_COUNTS, 8],
+            "max_tokens": _NOT_COUNTS,
+            "inputs": [5, [], ["a"], [{}], [{"content": []}], [{"content": [{"type": "video"}]}]],
         },
     ),
     **dict.fromkeys(
@@ -53,6 +55,7 @@ ROUTES = {
                 "documents": [[], "a", 5, [5], [{}], [{"title": "a"}], ["a"] * 10**5],
                 "top_n": [-1, "one", 0.5],
                 "max_tokens_per_doc": _NOT_COUNTS,
+                "max_tokens_per_query": _NOT_COUNTS,
             },
         ),
     ),

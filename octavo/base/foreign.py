@@ -38,6 +38,7 @@ def _refused(text: str, *neutral: Any) -> Foreign:
 
 TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
 _TEXT_ONLY = "octavo writes text only"
+NOT_WRITING = "This model does not generate text: it is for embeddings, classification or scoring."
 NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
 
 FIELDS: dict[str, Foreign] = {
@@ -52,6 +53,7 @@ FIELDS: dict[str, Foreign] = {
     "session_id": _ignored("there is one replica"),
     "add_response_role": _ignored("the role is always sent"),
     "verbosity": _ignored("a hint to OpenAI's own models"),
+    "normalize": Foreign((None,), "it was removed; use `use_activation` instead"),
     "functions": _refused("use tools"),
     "function_call": _refused("use tools and tool_choice"),
     "modalities": _refused(_TEXT_ONLY, ["text"]),

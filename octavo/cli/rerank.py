@@ -1,18 +1,18 @@
 """Print documents in the order in which they fit a query: score, number and text of each.
 
 By a score of a cross-encoder, or the cosine of two embeddings. "-" reads documents from standard
-input, one a line; --json prints lines of JSON.
+input, one a line; --json prints lines of JSON. Without --model, the built-in minilm embeds.
 """
 
 import argparse
 import json
 
 import octavo
-from octavo.cli.embed import WHOLE, read_texts
-from octavo.cli.flags import add_engine_flags, engine_args
+from octavo.cli.embed import WHOLE, pooling_args, read_texts
+from octavo.cli.flags import add_engine_flags
 
 EXAMPLES = """\
-  octavo rerank --model minilm "What do plants eat?" "Plants make sugar of light." "Trains run on rails."
+  octavo rerank "What do plants eat?" "Plants make sugar of light." "Trains run on rails."
 """
 
 
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the documents; what is too long is cut."""
     documents = read_texts(args.documents, "document")
-    with octavo.LLM.from_engine_args(engine_args(args)) as llm:
+    with octavo.LLM.from_engine_args(pooling_args(args)) as llm:
         outputs = llm.score(args.query, documents, use_tqdm=False, tokenization_kwargs=WHOLE)
     scores = [output.outputs.score for output in outputs]
     for index in sorted(range(len(documents)), key=lambda i: -scores[i]):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -140,7 +140,7 @@ def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
         cause = error.__cause__
         if isinstance(cause, RequestError):
             raise cause from None
-        raise explained(error) from None
+        raise explained(error, model) from None
 
 
 def judge(unknown: list[str], *, strict: bool) -> None:
@@ -157,15 +157,27 @@ def judge(unknown: list[str], *, strict: bool) -> None:
     logger.warning("Unknown field %s is ignored.", names)
 
 
-def explained(error: msgspec.ValidationError) -> RequestError:
-    """The same error, where msgspec says what it expected and where; the field's name is told apart."""
+def explained(error: msgspec.ValidationError, model: type[msgspec.Struct] | None = None) -> RequestError:
+    """The same error, where msgspec says what it expected and where; the field's name is told apart.
+
+    model: of the body; of its fields a wrong word comes with those that are known
+    """
     text = str(error)
     place = _PLACE.search(text)
     if place is None:
         missing = re.search(r"missing required field `([^`]*)`", text)
         return RequestError(f"{text}.", missing[1] if missing else None)
     where = text[place.start() + len(" - at `$") : -1].lstrip(".")
-    return RequestError(f"{where}: {text[: place.start()]}.", place[1] or None)
+    known = "" if model is None else ", ".join(_words(get_type_hints(model).get(place[1])))
+    allowed = f" Use {known}." if known and "enum" in text and "." not in where else ""
+    return RequestError(f"{where}: {text[: place.start()]}.{allowed}", place[1] or None)
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that a field may have."""
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    return [word for part in get_args(annotation) for word in _words(part)]
 
 
 async def _refuse_when_full(request: Request) -> None:

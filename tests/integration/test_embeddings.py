@@ -190,6 +190,10 @@ def test_what_the_model_cannot(llm):
         llm.classify("a")
     with pytest.raises(RequestError, match="does not generate text"):
         llm.generate("a", SamplingParams())
+    with pytest.raises(RequestError, match="does not generate text"):
+        llm.chat([{"role": "user", "content": "a"}])
+    with pytest.raises(RequestError, match="'score' was removed; use 'classify' instead"):
+        llm.encode("a", pooling_task="score")
     with pytest.raises(RequestError, match="maximum context length is 256"):
         llm.embed("word " * 400)
 
@@ -225,6 +229,41 @@ async def test_rerank_and_score(client):
 
 
 @on_one_loop
+async def test_documents_and_queries_have_limits_of_their_own(client):
+    long, short = "sugar of light is what plants make", "sugar of"
+    plain = {"text_1": "What do plants eat", "text_2": short}
+    whole = (await client.post("/score", json=plain)).json()["data"][0]["score"]
+    asked = {
+        "text_1": "What do plants eat?",
+        "text_2": long,
+        "max_tokens_per_query": 4,
+        "max_tokens_per_doc": 2,
+    }
+    cut = (await client.post("/score", json=asked)).json()
+    assert cut["data"][0]["score"] == pytest.approx(whole) and cut["usage"]["prompt_tokens"] == 10
+    body = {"query": plain["text_1"], "documents": [long], "max_tokens_per_doc": 2}
+    [best] = (await client.post("/rerank", json=body)).json()["results"]
+    assert best["relevance_score"] == pytest.approx(whole) and best["document"]["text"] == long
+
+
+@on_one_loop
+async def test_invocations_go_by_the_form_of_the_body(client, expected):
+    async def told(**body):
+        answer = await client.post("/invocations", json=body)
+        return answer.status_code, answer.json()
+
+    status, made = await told(input=TEXTS[5])
+    assert status == 200 and np.abs(made["data"][0]["embedding"] - expected[5]).max() <= TOLERANCE
+    _, made = await told(input="a cat", task="token_embed")
+    assert np.array(made["data"][0]["data"]).shape == (4, 384)
+    assert (await told(text_1="a", text_2=["b", "c"]))[1]["data"][1]["object"] == "score"
+    assert (await told(query="a", documents=["b", "a"]))[1]["results"][0]["index"] == 1
+    for body in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+        status, made = await told(**body)
+        assert status == 400 and "does not generate text" in made["error"]["message"]
+
+
+@on_one_loop
 async def test_cohere(client, expected):
     body = {"texts": TEXTS[3:5], "embedding_types": ["float", "ubinary", "binary", "base64"]}
     answer = (await client.post("/v2/embed", json=body)).json()
@@ -233,6 +272,11 @@ async def test_cohere(client, expected):
     assert found["ubinary"][0] == np.packbits(np.array(found["float"][0]) > 0).tolist()
     assert [byte + 128 for byte in found["binary"][0]] == found["ubinary"][0]
     assert answer["meta"]["billed_units"]["input_tokens"] > 0
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS[3:5]]
+    found = (await client.post("/v2/embed", json={"inputs": inputs})).json()["embeddings"]
+    assert np.abs(np.array(found["float"]) - expected[3:5]).max() <= TOLERANCE
+    cut = (await client.post("/v2/embed", json={"texts": ["word " * 99], "max_tokens": 5})).json()
+    assert cut["meta"]["billed_units"]["input_tokens"] == 5
 
 
 @on_one_loop
@@ -259,7 +303,8 @@ BAD = [
     ({"input": "a", "dimensions": 0}, "dimensions must be at least 1"),
     ({"input": "a", "dimensions": -1}, "dimensions must be at least 1"),
     ({"input": "a", "dimensions": 99999}, "matryoshka"),
-    ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+    ({"input": "a", "encoding_format": "hex"}, "'hex'. Use float, base64, bytes, bytes_only."),
+    ({"input": "a", "normalize": False}, "use `use_activation` instead"),
     ({"input": "word " * 2560}, "maximum context length is 256"),
     ({"input": "a", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
     ({"input": "a", "prompt_name": "query"}, "prompt_name"),
@@ -295,15 +340,21 @@ async def test_other_servers_routes(client):
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     answer = await client.post("/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 400 and "does not generate text" in answer.text
-    assert (await client.post("/v1/chat/completions", json=chat)).status_code == 400
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {**chat, "max_tokens": 5, "model": "minilm"}),
+    ):
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 400 and "does not generate text" in answer.text, path
     answer = await client.post("/classify", json={"input": "a"})
     assert answer.status_code == 400 and "Classification API is not supported" in answer.text
 
 
 def test_commands(capsys):
-    assert main(["rerank", "--model", "minilm", "What do plants eat?", "Rails.", "Plants eat light."]) == 0
+    assert main(["rerank", "What do plants eat?", "Rails.", "Plants eat light."]) == 0
     assert "Plants eat light." in capsys.readouterr().out.splitlines()[0]
-    assert main(["embed", "--model", "minilm", "a", "b"]) == 0
+    assert main(["embed", "a", "b"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(row["embedding"]) for row in rows] == [384, 384]
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported, wrong
+from octavo.base.foreign import NOT_WRITING
 from octavo.config.engine import EngineConfig
 from octavo.config.kv_transfer import passes_on
 from octavo.config.model import NO_GENERATION_CONFIG
@@ -135,9 +136,7 @@ class InputProcessor:
         if isinstance(params, PoolingParams):
             return self._process_pooling(prompt, params, options, request_id)
         if self._config.pooling is not None:
-            raise RequestError(
-                "This model does not generate text: it is for embeddings, classification or scoring.", "model"
-            )
+            raise RequestError(NOT_WRITING, "model")
         standing = options.standing()
         params = params or self.get_default_sampling_params()
         check_beam_search(params)

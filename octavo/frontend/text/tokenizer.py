@@ -195,6 +195,11 @@ class Tokenizer:
         joined = self._backend.post_process(a, b, True)
         return joined.ids, joined.type_ids.index(1) if 1 in joined.type_ids else 0
 
+    def shortened(self, text: str, length: int | None) -> str:
+        """Return the beginning of `text` that its first `length` tokens spell; None = all."""
+        ends = [end for _, end in self._parts([text])[0].offsets[:length]] if length else []
+        return text[: max(ends)] if len(ends) == length else text
+
     def _parts(self, texts: list[str]) -> list[tokenizers.Encoding]:
         try:
             return list(self._backend.encode_batch(texts, add_special_tokens=False))

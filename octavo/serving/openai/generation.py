@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
+from octavo.base.foreign import NOT_WRITING
 from octavo.frontend.admission.admission import Ticket
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.prompts import PromptType
@@ -83,6 +84,8 @@ class Generation:
         Raises RequestError.
         """
         caller = caller.asking(request.model, request.lora)
+        if caller.engine.config.pooling is not None:
+            raise RequestError(NOT_WRITING, "model")
         return cls(
             caller,
             request,

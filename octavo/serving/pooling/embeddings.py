@@ -6,15 +6,15 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.frontend.media.inputs import MediaURL
 from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.pooling import PoolingParams
 from octavo.serving.caller import Caller
 from octavo.serving.pooling import protocol
 from octavo.serving.pooling.numbers import raw, signs, written
-from octavo.serving.pooling.work import Answer, PoolingWork, arrays, served, usage_of
-from octavo.serving.registry import Route
+from octavo.serving.pooling.work import Answer, PoolingWork, arrays, routes_of, usage_of
 
 _SIDES = {"NONE": None, "START": "left", "END": "right"}
 
@@ -55,21 +55,31 @@ async def classify(caller: Caller, body: protocol.ClassificationRequest) -> prot
     return protocol.Classification(work.id, work.created, work.caller.model, items, usage_of(outputs))
 
 
+async def answer_to_texts(caller: Caller, body: protocol.PoolingRequest) -> Struct | Response:
+    """What the model is for: vectors, labels, or the results of another task."""
+    pooling = caller.asking(body.model).engine.config.pooling
+    kinds: dict[str, Answer] = {"embed": embed, "classify": classify}
+    return await kinds.get(body.task or (pooling.tasks[0] if pooling else ""), pool)(caller, body)
+
+
 async def cohere_embed(caller: Caller, body: protocol.CohereEmbedRequest) -> protocol.CohereEmbeddings:
     """The vectors of texts, by type, in Cohere's form."""
-    if (body.texts is None) == (body.images is None):
-        raise RequestError("Give texts or images, one of them; inputs are not supported.", "texts")
+    if sum(given is not None for given in (body.texts, body.images, body.inputs)) != 1:
+        raise RequestError("Give texts, images or inputs, one of them.", "texts")
     side = _SIDES[body.truncate or "END"]
+    longest, keep = caller.asking(body.model).engine.config.model.max_model_len, body.max_tokens or -1
     fields = protocol.PoolingFields(
         model=body.model,
         priority=body.priority,
-        truncate_prompt_tokens=-1 if side else None,
+        truncate_prompt_tokens=(keep if keep < longest else -1) if side else None,
         truncation_side="left" if side == "left" else "right",
     )
     work = PoolingWork.of(caller, fields, "embd")
     name = body.input_type if body.input_type in work.pooling.prompts else None
     prompts = [work.instructed(text, name) for text in body.texts or ()]
-    prompts += [{"prompt": "", "multi_modal_data": {"image": MediaURL(url)}} for url in body.images or ()]
+    prompts += [_with_images("", [url]) for url in body.images or ()]
+    for text, urls in map(_read_parts, body.inputs or ()):
+        prompts.append(_with_images(text, urls) if urls else work.instructed(text, name))
     params = PoolingParams(dimensions=body.output_dimension, task="embed")
     outputs = await work.run(prompts, params)
     vectors = arrays(outputs)
@@ -85,6 +95,23 @@ async def cohere_embed(caller: Caller, body: protocol.CohereEmbedRequest) -> pro
     tokens = usage_of(outputs).prompt_tokens
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
     return protocol.CohereEmbeddings(work.id, made, body.texts or [], meta)
+
+
+def _with_images(text: str, urls: list[str]) -> PromptType:
+    images = [MediaURL(url) for url in urls]
+    return {"prompt": text, "multi_modal_data": {"image": images[0] if len(images) == 1 else images}}
+
+
+def _read_parts(given: dict[str, Any]) -> tuple[str, list[str]]:
+    """The text and the URLs of one of Cohere's inputs. Raises RequestError."""
+    found: dict[str, list[str]] = {"text": [], "image_url": []}
+    for part in given.get("content") or [None]:
+        match part:
+            case {"type": "text", "text": str(word)} | {"type": "image_url", "image_url": {"url": str(word)}}:
+                found[part["type"]].append(word)
+            case _:
+                raise wrong("inputs", "must hold content: parts of type text or image_url")
+    return "\n".join(found["text"]), found["image_url"]
 
 
 def _as_bytes(work: PoolingWork, form: protocol.EmbeddingFormat, outputs: list[RequestOutput]) -> Response:
@@ -111,12 +138,4 @@ ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
     "/pooling": (protocol.PoolingRequest, pool),
     "/classify": (protocol.ClassificationRequest, classify),
 }
-_FORMS = {
-    embed: protocol.Embeddings,
-    cohere_embed: protocol.CohereEmbeddings,
-    pool: protocol.PooledData,
-    classify: protocol.Classification,
-}
-ROUTES = [
-    Route(path, served(model, answer), model, _FORMS[answer]) for path, (model, answer) in ANSWERS.items()
-]
+ROUTES = routes_of(ANSWERS)

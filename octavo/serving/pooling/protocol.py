@@ -83,7 +83,17 @@ class ClassificationRequest(InputFields, kw_only=True):
     """POST /classify."""
 
 
-class ScoreRequest(PoolingFields, kw_only=True):
+class PairFields(PoolingFields, kw_only=True):
+    """What scores of two texts have in common."""
+
+    max_tokens_per_query: Positive | None = None
+    """Keep so many tokens of each text that documents are compared with."""
+    max_tokens_per_doc: Positive | None = None
+    instruction: str | None = None
+    """For rerankers that are told what to look for."""
+
+
+class ScoreRequest(PairFields, kw_only=True):
     """POST /score: pairs of texts, 1:1, 1:N or N:N, in one of four spellings."""
 
     data_1: str | Texts | None = None
@@ -93,11 +103,9 @@ class ScoreRequest(PoolingFields, kw_only=True):
     items: str | Texts | None = None
     text_1: str | Texts | None = None
     text_2: str | Texts | None = None
-    instruction: str | None = None
-    """For rerankers that are told what to look for."""
 
 
-class RerankRequest(PoolingFields, kw_only=True):
+class RerankRequest(PairFields, kw_only=True):
     """POST /rerank: documents, those that fit the query best first (Jina, Cohere)."""
 
     query: str
@@ -106,9 +114,6 @@ class RerankRequest(PoolingFields, kw_only=True):
     top_n: Annotated[int, Meta(ge=0)] | None = None
     """0 = all."""
     return_documents: bool | None = None
-    max_tokens_per_doc: Positive | None = None
-    instruction: str | None = None
-    """For rerankers that are told what to look for."""
 
 
 class CohereEmbedRequest(Struct, kw_only=True):
@@ -118,6 +123,9 @@ class CohereEmbedRequest(Struct, kw_only=True):
     texts: Texts | None = None
     images: Texts | None = None
     """URLs of pictures."""
+    inputs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    """Texts with pictures: objects with content, a list of parts."""
+    max_tokens: Positive | None = None
     input_type: str | None = None
     """The name of one of the model's prompts, if it has such prompts."""
     embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None

@@ -1,15 +1,16 @@
 """POST /score and /rerank, under all their names."""
 
+from functools import cache, partial
 from typing import Any
 
 from msgspec import Struct
 
 from octavo.base.errors import RequestError
 from octavo.frontend.requests.scoring import Scoring, pair_up
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.caller import Caller
 from octavo.serving.pooling import protocol
-from octavo.serving.pooling.work import Answer, PoolingWork, arrays, served, usage_of
-from octavo.serving.registry import Route
+from octavo.serving.pooling.work import Answer, PoolingWork, arrays, routes_of, usage_of
 
 _SPELLINGS = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 
@@ -17,8 +18,7 @@ _SPELLINGS = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items
 async def score(caller: Caller, body: protocol.ScoreRequest) -> protocol.Scores:
     """How well two texts fit each other: of each pair, or of one text and each of several."""
     work = PoolingWork.of(caller, body, "score")
-    pairs = pair_up(*_texts(body))
-    found, usage = await _score(work, pairs, body.instruction)
+    found, usage = await _score(work, body, pair_up(*_texts(body)))
     items = [protocol.ScoreItem(index, value) for index, value in enumerate(found)]
     return protocol.Scores(work.id, work.created, work.caller.model, items, usage)
 
@@ -27,8 +27,7 @@ async def rerank(caller: Caller, body: protocol.RerankRequest) -> protocol.Ranki
     """The documents that fit a query, the best first."""
     work = PoolingWork.of(caller, body, "rerank")
     texts = [document if isinstance(document, str) else _text(document) for document in body.documents]
-    pairs = pair_up(body.query, texts)
-    found, usage = await _score(work, pairs, body.instruction, body.max_tokens_per_doc)
+    found, usage = await _score(work, body, pair_up(body.query, texts))
     order = sorted(range(len(texts)), key=lambda index: -found[index])[: body.top_n or None]
     shows = body.return_documents is not False
     results = [
@@ -39,13 +38,24 @@ async def rerank(caller: Caller, body: protocol.RerankRequest) -> protocol.Ranki
 
 
 async def _score(
-    work: PoolingWork, pairs: list[tuple[str, str]], instruction: str | None, truncates: int | None = None
+    work: PoolingWork, body: protocol.PairFields, pairs: list[tuple[str, str]]
 ) -> tuple[list[float], protocol.PoolingUsage]:
-    scoring = Scoring(work.caller.engine.config, pairs, work.body.use_activation, instruction)
-    outputs = await work.run(scoring.prompts, scoring.params, truncates=truncates)
+    engine, limits = work.caller.engine, (body.max_tokens_per_query, body.max_tokens_per_doc)
+    if any(limits) and (tokenizer := await engine.get_tokenizer()) is not None:
+        pairs = await engine.off_loop(partial(_shortened, tokenizer, pairs, limits))
+    scoring = Scoring(engine.config, pairs, body.use_activation, body.instruction)
+    outputs = await work.run(scoring.prompts, scoring.params)
     data = arrays(outputs)
     ids = [output.prompt_token_ids or [] for output in outputs]
     return [scoring.score(index, data, ids) for index in range(len(pairs))], usage_of(outputs)
+
+
+def _shortened(
+    tokenizer: Tokenizer, pairs: list[tuple[str, str]], limits: tuple[int | None, int | None]
+) -> list[tuple[str, str]]:
+    """The pairs, each of their two texts cut to its limit."""
+    cut = cache(tokenizer.shortened)
+    return [(cut(first, limits[0]), cut(second, limits[1])) for first, second in pairs]
 
 
 def _texts(body: protocol.ScoreRequest) -> tuple[Any, Any]:
@@ -67,7 +77,4 @@ ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
     **dict.fromkeys(("/score", "/v1/score"), (protocol.ScoreRequest, score)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (protocol.RerankRequest, rerank)),
 }
-_FORMS = {score: protocol.Scores, rerank: protocol.Ranking}
-ROUTES = [
-    Route(path, served(model, answer), model, _FORMS[answer]) for path, (model, answer) in ANSWERS.items()
-]
+ROUTES = routes_of(ANSWERS)

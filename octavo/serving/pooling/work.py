@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from msgspec import Struct
@@ -25,9 +25,8 @@ from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.generation import take_fault
 from octavo.serving.openai.prompts import one_or_several
 from octavo.serving.pooling.protocol import MAX_INPUTS, InputFields, PoolingFields, PoolingUsage
+from octavo.serving.registry import Route
 from octavo.serving.streaming import leaving, unless_gone
-
-T = TypeVar("T", bound=Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,8 @@ class PoolingWork:
             return prompt
         return {"prompt": prompt, "instruction": instruction}
 
-    async def run(
-        self, prompts: Sequence[PromptType], params: PoolingParams, *, truncates: int | None = None
-    ) -> list[RequestOutput]:
-        """The outputs of all prompts. truncates: to so many tokens, unless the body says another number
+    async def run(self, prompts: Sequence[PromptType], params: PoolingParams) -> list[RequestOutput]:
+        """The outputs of all prompts.
 
         Raises RequestError and Overloaded before anything is computed, HTTPError for what fails in it.
         """
@@ -88,7 +85,7 @@ class PoolingWork:
             [caller.salted(prompt, body.cache_salt) for prompt in prompts],
             params,
             self.id,
-            tokenization_kwargs=self._tokenization(truncates),
+            tokenization_kwargs=self._tokenization(),
             trace_headers=caller.trace_headers,
             priority=body.priority or 0,
             tenant=caller.tenant,
@@ -105,11 +102,10 @@ class PoolingWork:
                 raise fault
         return outputs
 
-    def _tokenization(self, truncates: int | None) -> Mapping[str, Any]:
+    def _tokenization(self) -> Mapping[str, Any]:
         body = self.body
-        keep = truncates if body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
         given = {
-            "truncate_prompt_tokens": keep,
+            "truncate_prompt_tokens": body.truncate_prompt_tokens,
             "truncation_side": body.truncation_side or "right",
             "add_special_tokens": body.add_special_tokens,
         }
@@ -121,25 +117,32 @@ Answer = Callable[[Caller, Any], Coroutine[None, None, Struct | Response]]
 
 
 def served(model: type[Struct], answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function of a route: it reads a body, and gives up when the client does."""
+    """Return the function of a route: it reads a body, unless the only model generates (404)."""
 
     async def serve(request: Request) -> Response:
-        body = await read_pooling_body(request, model)
-        made = await unless_gone(leaving(request.receive), answer(Caller.of(request), body))
-        return made if isinstance(made, Response) else json_response(made)
+        if (caller := Caller.of(request)).engines.only() is not None:
+            check_pooling(caller, request.url.path)
+        return await pooled(request, await read_body(request, model, takes_place=True), answer)
 
     serve.__name__, serve.__doc__ = answer.__name__, answer.__doc__
     return serve
 
 
-async def read_pooling_body(request: Request, model: type[T]) -> T:
-    """The body of a request; HTTPError (404) if the model generates, unread if there is no other."""
+def routes_of(answers: Mapping[str, tuple[type[Struct], Answer]]) -> list[Route]:
+    """Return the routes with these paths; what an answer returns is the model of theirs."""
+    made = {answer: get_type_hints(answer)["return"] for _, answer in answers.values()}
+    models = {answer: (get_args(kind) or [kind])[0] for answer, kind in made.items()}
+    return [
+        Route(path, served(model, answer), model, models[answer]) for path, (model, answer) in answers.items()
+    ]
+
+
+async def pooled(request: Request, body: Any, answer: Answer) -> Response:
+    """What comes of a body, unless the client goes. Raises HTTPError (404) if the model generates."""
     caller = Caller.of(request)
-    if caller.engines.only() is not None:
-        check_pooling(caller, request.url.path)
-    body = await read_body(request, model, takes_place=True)
-    check_pooling(caller.asking(getattr(body, "model", None)), request.url.path)
-    return body
+    check_pooling(caller.asking(body.model), request.url.path)
+    made = await unless_gone(leaving(request.receive), answer(caller, body))
+    return made if isinstance(made, Response) else json_response(made)
 
 
 def check_pooling(caller: Caller, path: str) -> None:

@@ -153,7 +153,8 @@ async def test_invocations_go_by_the_form_of_the_body(server):
     assert chat["choices"][0]["message"]["content"] == answer_to("user: hi\nassistant:", 4)[0]
     text = await post(server, "/invocations", prompt="hello", **asked)
     assert text["choices"][0]["text"] == answer_to("hello", 4)[0]
-    assert (await post(server, "/invocations", 400, input="x"))["error"]["param"] == "messages"
+    assert (await post(server, "/invocations", 400, text="x"))["error"]["param"] == "messages"
+    assert "generates text" in (await post(server, "/invocations", 404, input="x"))["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/v1/models/fake", "/version", "/metrics"])
