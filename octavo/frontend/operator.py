@@ -19,7 +19,7 @@ from octavo.frontend.pausing import Core, PauseMode
 from octavo.frontend.requests.adapters import AdapterFiles
 from octavo.frontend.weight_updates import WeightUpdates
 from octavo.messages.adapters import AdapterRef, LoRARequest, PromptAdapterRequest, SoftPromptRef
-from octavo.metrics import Metric
+from octavo.metrics import Metric, in_vectors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -211,7 +211,7 @@ class Operator(WeightUpdates):
     async def get_metrics(self) -> list[Metric]:
         """Return everything counted so far, as objects with name, labels and value."""
         await self._count_adapters()
-        return self._metrics.snapshot()
+        return in_vectors(self._metrics.snapshot())
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return what the model can do."""

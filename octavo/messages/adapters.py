@@ -1,6 +1,7 @@
 """Adapters of a model: as users name them, and as requests carry them to the workers."""
 
 import struct
+from operator import attrgetter
 
 import msgspec
 
@@ -22,6 +23,9 @@ class LoRARequest(msgspec.Struct, frozen=True):
     """Take the place of an adapter that was added under the same id."""
     is_3d_lora_weight: bool = False
     """Without an effect: the shapes say it."""
+    adapter_id = property(attrgetter("lora_int_id"))
+    name = property(attrgetter("lora_name"))
+    path = property(attrgetter("lora_path"))
 
     def __post_init__(self) -> None:
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:

@@ -5,6 +5,7 @@ which looks at `metric.value` or `metric.buckets` keeps working.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -55,6 +56,19 @@ class Vector(Metric):
         """Count `count` more at `position`."""
         self.values.extend([0] * (position + 1 - len(self.values)))
         self.values[position] += count
+
+
+def in_vectors(metrics: Iterable[Metric]) -> list[Metric]:
+    """Return them, with counters by position in one vector, where vLLM's metrics reader has them."""
+    told: dict[Any, Metric] = {}
+    for metric in metrics:
+        labels = {key: value for key, value in metric.labels.items() if key != "position"}
+        if isinstance(metric, Counter) and labels != metric.labels:
+            vector: Any = told.setdefault((metric.name, *labels.values()), Vector(metric.name, labels))
+            vector.add(int(metric.labels["position"]), metric.value)
+        else:
+            told[id(metric)] = metric
+    return list(told.values())
 
 
 @dataclass(slots=True)

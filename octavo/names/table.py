@@ -114,6 +114,8 @@ PATHS = {
         CompilationLevel=CompilationMode CUDAGraphMode SpeculativeConfig StructuredOutputsConfig
         DecodingConfig=StructuredOutputsConfig AttentionConfig ProfilerConfig KVEventsConfig LoadConfig
         MultiModalConfig""",
+    "config.compilation": "CompilationConfig CompilationMode CUDAGraphMode",
+    "config.pooler": "PoolerConfig",
     "distributed": """cleanup_dist_env_and_memory init_distributed_environment initialize_model_parallel
         ensure_model_parallel_initialized""",
     "distributed.parallel_state": """cleanup_dist_env_and_memory init_distributed_environment

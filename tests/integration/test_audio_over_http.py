@@ -118,6 +118,12 @@ async def test_long_audio_as_segments_and_words(client):
     assert alone.words is None and alone.text == made.text
 
 
+async def test_a_transcript_that_fills_the_context_has_words(client):
+    asked = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    made = await transcribe(client, extra_body={"repetition_penalty": 1.4, "temperature": 0} | COLD, **asked)
+    assert made.words and made.words[-1].end <= made.duration + 0.02
+
+
 async def verbose(client, **more):
     return await transcribe(client, LONG, response_format="verbose_json", extra_body=MORE | more)
 

@@ -223,7 +223,8 @@ def _part_text(part: Any) -> str:
         if isinstance(text, str):
             return text
     raise RequestError(
-        f"A content part of type {kind!r} cannot be used: only {{'type': 'text', 'text': …}} is supported.",
+        f"A content part of type {kind!r} cannot be used: {{'type': 'text', 'text': …}} is, and of models "
+        "that take images, sounds or videos image_url, input_audio, audio_url and video_url.",
         "messages",
     )
 

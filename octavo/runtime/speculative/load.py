@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
+from octavo.config.gguf_adapter import is_gguf
 from octavo.config.speculative import CUSTOM, HEADS, HIDDEN_STATES, LOOKUPS, speculation
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ParallelContext
@@ -128,17 +129,15 @@ def _load_class(name: str, config: EngineConfig, target: Model) -> Drafter:
 def _look(draft: EngineConfig) -> tuple[EngineConfig, Tensor | None]:
     """Return the config with what the checkpoint holds; the model's ids of the draft's tokens, if given."""
     names, given = set(), None
-    for _, name, tensor in read_tensors(Path(draft.checkpoint.path)):
+    if is_gguf(path := Path(draft.checkpoint.path)):
+        raise Unsupported(f"{path}: draft heads are read from folders of safetensors, not from GGUF files.")
+    for _, name, tensor in read_tensors(path):
         names.add(name)
         given = tensor if name.removeprefix("model.") == "d2t" else given
     config = dict(draft.checkpoint.config)
     config |= {f"has_{part}": any(f"{part}." in name for name in names) for part in OWN_PARTS}
     ids = None if given is None else given.long() + torch.arange(len(given))
-    size, vocab_size, path = (
-        config.get("draft_vocab_size"),
-        draft.checkpoint.vocab_size,
-        draft.checkpoint.path,
-    )
+    size, vocab_size = config.get("draft_vocab_size"), draft.checkpoint.vocab_size
     if size and size != vocab_size and (ids is None or len(ids) != size):
         raise BadCheckpoint(f"{path}: draft_vocab_size={size} needs a tensor d2t of as many ids.")
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:

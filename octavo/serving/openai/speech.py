@@ -261,7 +261,7 @@ class Transcription:
         language = self.language or next(iter(self.speech.languages), "")
         ids = self.speech.prompt(language, self.task, timestamps=self.has_times, previous=self.previous)
         made = Generation.of(self.caller, self.fields, "transcribe", self._prompts([ids] * len(self.windows)))
-        room = self.caller.engine.input_processor.max_model_len - len(ids)
+        room = self.caller.engine.input_processor.max_model_len - len(ids) - self.has_times  # for `_words`
         params = msgspec.structs.replace(
             made.params,
             max_tokens=min(self.fields.max_tokens or room, room),

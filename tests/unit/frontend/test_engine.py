@@ -88,6 +88,11 @@ def test_what_a_request_cannot_have(engine):
         engine.add_request("r", "p", PARAMS, lora_request=LoRARequest("a", 1, "/nowhere"))
 
 
+def test_vllms_other_names_of_an_adapter():
+    adapter = LoRARequest("a", 1, "/nowhere")
+    assert (adapter.name, adapter.adapter_id, adapter.path) == ("a", 1, "/nowhere")
+
+
 def test_abort_is_idempotent(engine):
     engine.add_request("a", [1], PARAMS)
     engine.add_request("a", [2], PARAMS)

@@ -12,6 +12,7 @@ from octavo.frontend.outputs.request_output import RequestStateStats
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
+from octavo.metrics import Vector, in_vectors
 from octavo.metrics.names import METRICS, PREFIX
 from tests.fakes import ByteTokenizer, fake_config, options
 
@@ -170,6 +171,8 @@ def test_accepted_drafts_are_counted_by_place_over_restarts():
     metrics.note_step(SchedulerStats(num_drafts=1, num_accepted_tokens=1, num_accepted_by_position=[1]))
     found = {m.labels["position"]: m.value for m in metrics.snapshot() if m.name.endswith("tokens_per_pos")}
     assert found == {"0": 4, "1": 2}
+    [vector] = [m for m in in_vectors(metrics.snapshot()) if m.name.endswith("tokens_per_pos")]
+    assert isinstance(vector, Vector) and vector.values == [4, 2] and "position" not in vector.labels
     assert by_name(metrics, "spec_decode_num_drafts").value == 5
 
 
