@@ -27,7 +27,8 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t MOST_PANELS = 128;  // of a task: what the slower thread may be late by
+constexpr int64_t MOST_PANELS = 128;   // of a task: what the slower thread may be late by
+constexpr int64_t FEWEST_PANELS = 16;  // nothing is computed while the first one comes
 
 // Weights as they come.
 struct Packed {
@@ -65,7 +66,8 @@ void gemv(const Matmul& job, const float* x, int64_t x_stride, int threads,
     const TileShapes shapes = shapes_for(job.x);
     const auto multiply_range = job.in_place ? gemv<InPlace> : gemv<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
-    const int64_t fair = std::max(TASKS_PER_THREAD * threads, panels / MOST_PANELS);
+    const int64_t each = std::clamp<int64_t>(panels / (FEWEST_PANELS * threads), 1, TASKS_PER_THREAD);
+    const int64_t fair = std::max(each * threads, panels / MOST_PANELS);
     const int64_t tasks = std::min(panels, round_up(fair, threads));
     if (found) found->resize(size_t(tasks));
     parallel_for(tasks, threads, [&](int64_t i) {

@@ -34,7 +34,13 @@ inline halves rounded(const vf (&values)[VECTORS]) {
 
 // What rounding `values` to a part left of them, in bf16.
 inline halves rest(vf (&values)[VECTORS], halves part) {
+#if defined(OCTAVO_DOTS_512)
+    const __m512i both = (__m512i)part;
+    const __m256i sides[] = {_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1)};
+    for (int j = 0; j < 2; j++) values[j] -= (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(sides[j]), 16);
+#else
     for (int j = 0; j < VECTORS; j++) values[j] = values[j] - load_bf16((const uint16_t*)&part + j * VL);
+#endif
     return rounded(values);
 }
 
@@ -212,13 +218,12 @@ OCTAVO_INLINE void unpack_row(const Rows& rows, int64_t r, int64_t first, int64_
     const uint8_t* row = rows.data + r * rows.row_bytes;
     if constexpr (Type::DENSE) {
         constexpr int64_t TERMS = std::is_same_v<Type, F32> ? 3 : 1;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t term = (first + i) % TERMS;
-            if (term == 1) continue;
+        for (int64_t i = -(first % TERMS); i < count; i += TERMS) {
             vf values[VECTORS];
             read_part<Type>(row, (first + i) / TERMS, rows.size, [&](int j, vf w) { values[j] = w; });
             const halves part = rounded(values);
-            put(i, term == 2 ? rest(values, part) : part);
+            if (i >= 0) put(i, part);
+            if (TERMS == 3 && i + 2 < count) put(i + 2, rest(values, part));
         }
     } else {
         constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;
