@@ -373,6 +373,21 @@ def _rotary_tables() -> Iterator[Case]:
         yield Case(f"{half}", (torch.tensor([0, 1, 777, 131071, 5]), frequencies, factor), tolerance=3e-7)
 
 
+def _cut_chunks() -> Iterator[Case]:
+    """Singles at both ends of chunks, of no keys, of the last block; prompts across chunks."""
+    tables = torch.randperm(7 * 24).int().view(7, 24)
+    for lengths, ends, size, blocks in (
+        ([1, 1, 1, 1, 1], [1, 8, 9, 0, 96], 8, 2),
+        ([1, 1, 7, 16, 30, 3], [17, 16, 7, 21, 90, 48], 16, 4),
+        ([40], [43], 12, 3),
+    ):
+        bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+        singles = next((i for i, length in enumerate(lengths) if length > 1), len(lengths))
+        batch = Ragged(cu_q_lens=bounds, kv_lens=torch.tensor(ends).int(), num_singles=singles)
+        most = (max(lengths) + size - 2) // size + 1
+        yield Case(f"{lengths}", (batch, tables[: len(ends)], size, blocks, most), tolerance=0)
+
+
 def _matmul() -> Iterator[Case]:
     for name in TYPE_NAMES:
         for m, n, k in ((1, 30, 512), (2, 7, 256), (6, 97, 768), (33, 64, 256)):
@@ -698,6 +713,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "paged_attention": _attention,
     "rms_norm": _rms_norm,
     "rotary_tables": _rotary_tables,
+    "cut_chunks": _cut_chunks,
     "add_norm": _add_norm,
     "layer_norm": _layer_norm,
     "activate": _activate,
@@ -806,6 +822,10 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "add_norm":
         x, weight, eps, residual = case.args
         return x[:0], weight, eps, residual[:0]
+    if op == "cut_chunks":
+        batch, tables, *how = case.args
+        none = replace(batch, cu_q_lens=batch.cu_q_lens[:1], kv_lens=batch.kv_lens[:0], num_singles=0)
+        return none, tables[:0], *how
     return (case.args[0][:0], *case.args[1:])
 
 

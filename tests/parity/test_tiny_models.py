@@ -1,5 +1,6 @@
 """Every registered model against Hugging Face, in float32, on random checkpoints made here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from octavo.runtime.models.interface import MODELS
-from tests.model_driver import greedy, load, prompt_logits
+from octavo.runtime.platforms.platform import get_platform
+from tests.model_driver import Driver, greedy, load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_logits, save, tiny_config
 
 TOLERANCE = 1e-4
@@ -40,6 +42,17 @@ def test_greedy_tokens(pair):
     prompts = make_prompts(oracle.config.vocab_size)
     for prompt, output in zip(prompts, greedy(load(folder), prompts, NUM_TOKENS), strict=True):
         assert output == oracle_greedy(oracle, prompt, output)
+
+
+@torch.inference_mode()
+def test_a_decoding_step_is_recorded(pair):
+    """Up to the hidden states of two requests it is kernels alone, which a CPU makes one call."""
+    record = get_platform("cpu", 1).kernels.steps.record_calls
+    if record is None:
+        pytest.skip("the kernels of CPUs are missing")
+    driver = Driver(load(pair[1]))
+    batch = replace(driver._batch({driver.add(): [token] for token in (5, 6)}), num_singles=2)
+    assert record(lambda: driver.model.forward(batch)) is not None
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -148,6 +148,33 @@ class PagedAttention(Protocol):
         """
 
 
+class Pieces(NamedTuple):
+    """Requests cut where chunks of positions end. P = pieces.
+
+    cu_q_lens:    [P + 1] int32
+    kv_lens:      [P] int32, tokens of a piece's chunk up to its own last one
+    block_tables: [P, blocks of a chunk] int32
+    """
+
+    cu_q_lens: Tensor
+    kv_lens: Tensor
+    block_tables: Tensor
+
+
+class CutChunks(Protocol):
+    """Attention of tokens to their own chunk is attention of more requests, with fewer keys."""
+
+    def __call__(self, batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
+        """Return one piece of each single, and `most` of each request behind: one per chunk.
+
+        The first has the chunk of the request's first new token; those behind its last token have no tokens,
+        and a key that nobody reads.
+
+        block_tables: as in PagedAttention; a chunk is `size` positions, in `blocks` blocks
+        most:         chunks that the new tokens of a request may fall into
+        """
+
+
 class MergeParts(Protocol):
     """What ranks have seen, as one."""
 
@@ -205,6 +232,7 @@ class AttentionKernels:
     store_kv: StoreKV
     paged_attention: PagedAttention
     rotary_tables: RotaryTables
+    cut_chunks: CutChunks
     latent_prompts: LatentPrompts | None = None
     merge_parts: MergeParts | None = None
     """None: as fast by torch's own."""

@@ -16,6 +16,7 @@ from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.recurrent import SCAN_CHUNK, RecurrentKernels, Scanned
+from octavo.runtime.kernels.ref.cache import cut_chunks
 from octavo.runtime.kernels.ref.elementwise import join, rotary_tables
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
@@ -38,7 +39,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
 
     return KernelTable(
         name="shapes",
-        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, _latent_prompts),
+        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, cut_chunks, _latent_prompts),
         norms=NormKernels(_rms_norm, _add_norm, layer_norm=_layer_norm),
         activate=_activate,
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs, join),

@@ -70,7 +70,8 @@ class Attention(nn.Module):
             cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
             if self._chunk:
                 group = batch.group_of_layer[layer_id]
-                tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2])
+                cut = self._kernels.cut_chunks
+                tables, batch = within_chunks(batch, group, self._chunk, cache.shape[2], cut)
         elif (seen := self._kernels.packed_attention(new, batch, self._scores)) is None:
             cache, tables = step_cache(batch, self.kv_spec)
         if seen is None:

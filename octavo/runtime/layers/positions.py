@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.attention import CutChunks
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.rows import make_row_gather
 
@@ -49,45 +49,21 @@ class QueryFactors:
 
 
 def within_chunks(
-    batch: ForwardBatch, group: int, size: int, block_size: int
+    batch: ForwardBatch, group: int, size: int, block_size: int, cut: CutChunks
 ) -> tuple[GroupTables, ForwardBatch]:
     """Return the step of a cache group in which each token sees its own chunk of `size` positions only.
 
-    Each request is as many as its new tokens fall into chunks, whose blocks begin with those of the chunk;
-    some may have no tokens. Layers share the result. Raises Unsupported.
+    Each request is as many as chunks may hold its new tokens. Layers share the result. Raises Unsupported.
     """
     if size % block_size:
         raise Unsupported(f"Attention in chunks of {size} tokens takes a block_size that divides them.")
-    if (group, size) not in batch.shared:
-        batch.shared[group, size] = _divide(batch, batch.groups[group], size, block_size)
-    made: tuple[GroupTables, ForwardBatch] = batch.shared[group, size]
-    return made
-
-
-def _divide(
-    batch: ForwardBatch, tables: GroupTables, size: int, block_size: int
-) -> tuple[GroupTables, ForwardBatch]:
-    """Compute on the device, for as many pieces as there may be."""
-    singles, count, device = batch.num_singles, len(batch.kv_lens), batch.kv_lens.device
-    longest = 1 if singles == count else batch.longest_q or len(batch.positions)
-    most = (longest + size - 2) // size + 1
-    requests = torch.arange(singles + (count - singles) * most, device=device)
-    later = (requests - singles).clamp(min=0)
-    pieces = torch.where(requests < singles, 0, later % most)
-    requests = torch.where(requests < singles, requests, singles + later // most)
-    ends = batch.kv_lens[requests]
-    begins = ends - batch.cu_q_lens.diff()[requests]
-    chunks = begins // size + pieces
-    starts, stops = torch.maximum(begins, chunks * size), torch.minimum(ends, (chunks + 1) * size)
-    bounds = functional.pad((stops - starts).clamp(min=0).cumsum(0), (1, 0)).int()
-    columns = torch.arange(size // block_size, device=device) + (chunks * (size // block_size))[:, None]
-    blocks = tables.block_tables
-    own = blocks[requests[:, None], columns.clamp(max=blocks.shape[1] - 1)].contiguous()
-    divided = replace(
-        batch,
-        cu_q_lens=bounds,
-        kv_lens=(stops - chunks * size).clamp(min=1).int(),
-        longest_q=min(batch.longest_q, size),
-        mutual=None,
-    )
-    return GroupTables(own, tables.slots), divided
+    if (made := batch.shared.get((group, size))) is None:
+        tables, is_single = batch.groups[group], batch.num_singles == len(batch.kv_lens)
+        longest = 1 if is_single else batch.longest_q or len(batch.positions)
+        most = (longest + size - 2) // size + 1
+        bounds, lens, own = cut(batch, tables.block_tables, size, size // block_size, most)
+        longest = min(batch.longest_q, size)
+        divided = replace(batch, cu_q_lens=bounds, kv_lens=lens, longest_q=longest, mutual=None)
+        made = batch.shared[group, size] = GroupTables(own, tables.slots), divided
+    found: tuple[GroupTables, ForwardBatch] = made
+    return found

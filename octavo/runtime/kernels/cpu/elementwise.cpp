@@ -137,6 +137,29 @@ extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, c
 }
 OCTAVO_EXPORTED(octavo_rotary_tables)
 
+// Cuts of requests where chunks of `size` positions, in `blocks` blocks, end: one piece of each of the first `singles`
+// requests, `most` of the others. bounds and lens of pieces are what q_bounds and kv_lens are of requests; own: their
+// blocks, [pieces, blocks].
+extern "C" void octavo_cut_chunks(const int32_t* q_bounds, const int32_t* kv_lens, int64_t requests, int64_t singles,
+                                  int64_t most, int64_t size, int64_t blocks, const int32_t* tables,
+                                  int64_t table_stride, int64_t max_blocks, int32_t* bounds, int32_t* lens,
+                                  int32_t* own, int threads) {
+    const int64_t pieces = singles + (requests - singles) * most;
+    for_rows(pieces, blocks, threads, [&](int64_t piece) {
+        const int64_t behind = std::max<int64_t>(piece - singles, 0);
+        const int64_t request = piece < singles ? piece : singles + behind / most;
+        const int64_t first = q_bounds[request], length = q_bounds[request + 1] - first, end = kv_lens[request];
+        const int64_t begin = std::max<int64_t>(end - length, 0), chunk = begin / size + behind % most;
+        bounds[piece] = int32_t(first + std::clamp<int64_t>(chunk * size - begin, 0, length));
+        lens[piece] = int32_t(std::max(std::min(end - chunk * size, size), std::min<int64_t>(end, 1)));
+        const int32_t* table = tables + request * table_stride;
+        for (int64_t i = 0; i < blocks; i++)
+            own[piece * blocks + i] = table[std::min(chunk * blocks + i, max_blocks - 1)];
+    });
+    bounds[pieces] = q_bounds[requests];
+}
+OCTAVO_EXPORTED(octavo_cut_chunks)
+
 // y[i] = x[places[i]], or 0 where that is negative.
 extern "C" void octavo_select_inputs(const float* x, int64_t x_stride, int64_t rows, const int32_t* places,
                                      int64_t size, float* y, int threads) {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable
-from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores, Share
+from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Pieces, Ragged, Scores, Share
 from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose, forbid
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
@@ -60,6 +60,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             kernels.store_kv,
             kernels.paged_attention,
             kernels.rotary_tables,
+            kernels.cut_chunks,
             input_precision="bfloat16" if tiles else "float32",
         ),
         norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm, kernels.layer_norm),
@@ -207,6 +208,17 @@ class _CompiledKernels:
         self._library.octavo_rotary_tables(*given, cos.data_ptr(), sin.data_ptr(), self._threads)
         return cos, sin
 
+    def cut_chunks(self, batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
+        """See attention.CutChunks."""
+        requests, singles = len(batch.kv_lens), batch.num_singles
+        shape = (singles + (requests - singles) * most, blocks)
+        bounds, lens, own = (torch.empty(n, dtype=torch.int32) for n in (shape[0] + 1, shape[0], shape))
+        given = batch.cu_q_lens.data_ptr(), batch.kv_lens.data_ptr(), requests, singles, most, size, blocks
+        tables = block_tables.data_ptr(), block_tables.stride(0), block_tables.shape[1]
+        made = bounds.data_ptr(), lens.data_ptr(), own.data_ptr()
+        self._library.octavo_cut_chunks(*given, *tables, *made, self._threads)
+        return Pieces(bounds, lens, own)
+
     def greedy(self, logits: Tensor) -> Choice:
         """See choice.greedy."""
         choice = _new_choice(len(logits))
@@ -332,7 +344,6 @@ def _cache(cache: Tensor, q: Tensor) -> tuple[int, ...]:
 
 
 def _factors(x: Tensor, matrix: Packed, shares: int = 1) -> tuple[int, ...]:
-    """Return what all products begin with."""
     address, stride = rows_of(x)
     return address, *x.shape, stride, *_weights(matrix, shares)
 

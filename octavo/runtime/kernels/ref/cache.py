@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores, Share
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Pieces, Ragged, Rotation, Scores, Share
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 
@@ -122,3 +122,24 @@ def _floats(cache: Tensor, blocks: Tensor, which: int, offsets: Tensor) -> Tenso
         return cache[blocks, which, offsets].float()
     values, scales = (part[blocks, which, offsets] for part in rounded_parts(cache))
     return values.float() * scales[..., None]
+
+
+def cut_chunks(batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
+    """See attention.CutChunks."""
+    singles, count, device = batch.num_singles, len(batch.kv_lens), block_tables.device
+    places = torch.arange(singles + (count - singles) * most, device=device)
+    behind = (places - singles).clamp(min=0)
+    requests = torch.where(places < singles, places, singles + behind // most)
+    firsts, ends, lengths = (
+        batch.cu_q_lens[requests],
+        batch.kv_lens[requests],
+        batch.cu_q_lens.diff()[requests],
+    )
+    begins = (ends - lengths).clamp(min=0)
+    chunks = begins // size + behind % most
+    taken = (chunks * size - begins).clamp(min=0).minimum(lengths)
+    cu_q_lens = torch.cat([firsts + taken, batch.cu_q_lens[-1:]]).int()
+    seen = (ends - chunks * size).clamp(max=size).maximum(ends.clamp(max=1))
+    columns = torch.arange(blocks, device=device) + (chunks * blocks)[:, None]
+    own = block_tables[requests[:, None], columns.clamp(max=block_tables.shape[1] - 1)]
+    return Pieces(cu_q_lens, seen.int(), own.contiguous())

@@ -15,7 +15,9 @@ def ref_table() -> KernelTable:
     """Return every op as its torch reference."""
     return KernelTable(
         name="ref",
-        attention=AttentionKernels(cache.store_kv, cache.paged_attention, elementwise.rotary_tables),
+        attention=AttentionKernels(
+            cache.store_kv, cache.paged_attention, elementwise.rotary_tables, cache.cut_chunks
+        ),
         norms=NormKernels(
             elementwise.rms_norm, elementwise.add_norm, elementwise.sandwich_norm, elementwise.layer_norm
         ),
