@@ -116,7 +116,8 @@ async def measure(bench: ServeBench) -> dict[str, Any]:
         name, source = await _model(target, load)
         tokenizer = _tokenizer(load, source)
         samples = await asyncio.to_thread(load_samples, bench.data, tokenizer)
-        body = _body(bench)
+        is_whole = BACKENDS[load.backend].streams and bench.data.dataset_name in _ALWAYS_WHOLE
+        body = ({"ignore_eos": True} if is_whole else {}) | dict(bench.body)
         if load.ready_check_timeout_sec > 0:
             await target.wait_until_ready(samples[0], name, body, load.ready_check_timeout_sec)
         plan = Load(
@@ -137,11 +138,6 @@ async def measure(bench: ServeBench) -> dict[str, Any]:
     return _head(bench, source, ramp) | _result(
         bench, measured, None if load.skip_tokenizer_init else tokenizer
     )
-
-
-def _body(bench: ServeBench) -> dict[str, Any]:
-    whole = BACKENDS[bench.load.backend].streams and bench.data.dataset_name in _ALWAYS_WHOLE
-    return ({"ignore_eos": True} if whole else {}) | dict(bench.body)
 
 
 def _times(bench: ServeBench, samples: Sequence[Sample], ramp: RampUp | None) -> list[float]:

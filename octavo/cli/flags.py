@@ -122,12 +122,6 @@ def _items(words: list[str], kind: Any) -> list[Any]:
     ]
 
 
-def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
-    """From text to a value of `kind`, or to what a word stands for."""
-    read = _READERS[kind]
-    return (lambda text: words[text] if text in words else read(text)) if words else read
-
-
 def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
     """The keyword arguments of add_argument for one field."""
     default = field.default if field.default is not dataclasses.MISSING else ""
@@ -138,7 +132,8 @@ def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
     kind: Any = get_origin(field.type) or field.type
     if kind is list:
         return {"action": "extend", "nargs": "+", "metavar": "NAME", "help": explain}
-    read = _reader(kind, field.metadata.get("words", {}))
+    of_kind, words = _READERS[kind], field.metadata.get("words", {})
+    read = (lambda text: words[text] if text in words else of_kind(text)) if words else of_kind
     behaviour: dict[str, Any] = {"type": read, "help": explain + shown}
     if field.metadata["choices"]:
         return behaviour | {"choices": field.metadata["choices"]}

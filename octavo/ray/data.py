@@ -17,7 +17,6 @@ class Generate:
     """A worker of the stage: an engine that lives as long as the stage. For `Dataset.map_batches`."""
 
     def __init__(self, engine: Mapping[str, Any], sampling_params: Mapping[str, Any], prompt: str) -> None:
-        """Load the model."""
         self._llm, self._prompt = LLM(**engine), prompt
         self._params = SamplingParams(**sampling_params)
 

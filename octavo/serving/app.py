@@ -35,7 +35,6 @@ class Endpoint:
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         request = Request(scope, receive, send)
         with ExitStack() as request.state.borrowed:
             try:

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import FinishReason
@@ -59,15 +58,14 @@ def _generated(outputs: list[RequestOutput]) -> Generated:
     )
 
 
-def _piece(new: CompletionOutput) -> dict[str, Any]:
-    told = {"index": new.index, "text": new.text, "token_ids": list(new.token_ids)}
-    return {**told, "finish_reason": new.finish_reason}
-
-
 async def _events(generation: Generation) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs()) as outputs:
         async for _, output in outputs:
-            yield b"".join([event(msgspec.json.encode(_piece(new))) for new in output.outputs])
+            pieces = []
+            for new in output.outputs:
+                told = {"index": new.index, "text": new.text, "token_ids": list(new.token_ids)}
+                pieces.append(event(msgspec.json.encode(told | {"finish_reason": new.finish_reason})))
+            yield b"".join(pieces)
     yield DONE
 
 

@@ -82,9 +82,12 @@ class Combination:
             warm_up = applied(command, {"num_prompts": self.options.warmup_num_prompts})
             self.experiment.run(warm_up, base)
         points = [self.serve, client]
-        return self.experiment.measure(
-            base, lambda path: [*command, *_result_flags(path)], points, self._after
-        )
+        command += ["--percentile-metrics", _ALL_METRICS, "--save-result"]
+
+        def made(path: Path) -> list[str]:
+            return [*command, "--result-dir", str(path.parent), "--result-filename", path.name]
+
+        return self.experiment.measure(base, made, points, self._after)
 
     def _after(self) -> None:
         if self.options.after_bench_cmd:
@@ -175,11 +178,6 @@ def _num_prompts(client: Settings, command: Sequence[str]) -> Any:
         return client["num_prompts"]
     words = [part for word in command for part in word.split("=", 1)]
     return words[words.index("--num-prompts") + 1] if "--num-prompts" in words else _NUM_PROMPTS
-
-
-def _result_flags(path: Path) -> list[str]:
-    flags = ["--percentile-metrics", _ALL_METRICS, "--save-result"]
-    return [*flags, "--result-dir", str(path.parent), "--result-filename", path.name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,6 @@ class _Helper:
         return msgspec.msgpack.decode(content, type=Answer)
 
     def close(self) -> None:
-        """End the process, if there is one."""
         if (process := self._process) is not None:
             self._process = None
             self._end()

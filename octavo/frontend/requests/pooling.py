@@ -135,7 +135,8 @@ def _encode(
     length = None if keep is None else most if keep == -1 else keep
     ids = prompt.token_ids
     if ids is not None and (length is None or len(ids) <= length or prompt.text is None):
-        return PoolingPrompt(ids if length is None else _cut(ids, length, options))
+        is_left = options.truncation_side == "left"
+        return PoolingPrompt(ids if length is None else ids[-length:] if is_left else ids[:length])
     if tokenizer is None:
         raise RequestError("A text needs the tokenizer, which skip_tokenizer_init=True left out.", "prompt")
     adds, text = options.add_special_tokens, prompt.text or ""
@@ -154,7 +155,3 @@ def _encode(
     # Without the special token that ends it.
     leading = tokenizer.encode(prompt.instruction, adds)
     return PoolingPrompt(ids, 0, len(leading) - (leading[-1] in tokenizer.special_ids))
-
-
-def _cut(ids: list[int], length: int, options: TokenizationOptions) -> list[int]:
-    return ids[-length:] if options.truncation_side == "left" else ids[:length]

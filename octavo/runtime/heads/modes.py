@@ -10,14 +10,6 @@ import torch
 from torch import Tensor
 
 
-def _mean(x: Tensor, skip: int) -> Tensor:
-    return x[skip:].sum(0) / max(len(x) - skip, 1e-9)
-
-
-def _mean_sqrt_len(x: Tensor, skip: int) -> Tensor:
-    return x[skip:].sum(0) / math.sqrt(max(len(x) - skip, 1e-9))
-
-
 def _weighted_mean(x: Tensor, skip: int) -> Tensor:
     """Tokens weigh as much as their place counts, from 1."""
     weights = torch.arange(skip + 1, len(x) + 1, device=x.device, dtype=x.dtype)
@@ -27,8 +19,8 @@ def _weighted_mean(x: Tensor, skip: int) -> Tensor:
 POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "cls": lambda x, skip: x[min(skip, len(x) - 1)],
     "max": lambda x, skip: x[skip:].amax(0),
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "mean": lambda x, skip: x[skip:].sum(0) / max(len(x) - skip, 1e-9),
+    "mean_sqrt_len_tokens": lambda x, skip: x[skip:].sum(0) / math.sqrt(max(len(x) - skip, 1e-9)),
     "weightedmean": _weighted_mean,
     "lasttoken": lambda x, skip: x[-1],
 }

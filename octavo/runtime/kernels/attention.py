@@ -149,10 +149,8 @@ class PagedAttention(Protocol):
 
 
 class Pieces(NamedTuple):
-    """Requests cut where chunks of positions end. P = pieces.
+    """Requests cut where chunks of positions end: bounds and lengths as in Ragged, of P pieces.
 
-    cu_q_lens:    [P + 1] int32
-    kv_lens:      [P] int32, tokens of a piece's chunk up to its own last one
     block_tables: [P, blocks of a chunk] int32
     """
 
@@ -165,13 +163,10 @@ class CutChunks(Protocol):
     """Attention of tokens to their own chunk is attention of more requests, with fewer keys."""
 
     def __call__(self, batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
-        """Return one piece of each single, and `most` of each request behind: one per chunk.
+        """Return one piece of each single, and `most` of each request behind, from its first new token's on.
 
-        The first has the chunk of the request's first new token; those behind its last token have no tokens,
-        and a key that nobody reads.
-
-        block_tables: as in PagedAttention; a chunk is `size` positions, in `blocks` blocks
-        most:         chunks that the new tokens of a request may fall into
+        Those behind its last token have no tokens, and a key that nobody reads.
+        size, blocks: positions and blocks of a chunk; most: chunks that new tokens of a request may fall into
         """
 
 

@@ -143,7 +143,6 @@ class _Plan:
         self._out.set_ragged_offset(self._starts)
 
     def run(self, handle: Any, q: Tensor, cache: Tensor, sequences: Sequences, out: Tensor) -> None:
-        """Launch."""
         keys, values = cache.transpose(2, 3).unbind(1)
         tensors = {
             self._q: q,

@@ -235,7 +235,6 @@ class _ExpertStack(Layer):
         return [*self.method.slots(), *(bias for bias in biases if bias is not None)]
 
     def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
-        """Return this rank's part of the sum."""
         return self.method.apply(x, routing, self._form, shared)
 
 

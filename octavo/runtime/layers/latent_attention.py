@@ -72,7 +72,6 @@ class LatentAttention(nn.Module):
     def __init__(
         self, arch: LatentArch, build: BuildContext, layer_id: int, size: int, setting: Setting
     ) -> None:
-        """Make the layers; see SelfAttention."""
         super().__init__()
         self._rotary = setting.rotary
         self._gather = make_row_gather(build)

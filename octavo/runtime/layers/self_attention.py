@@ -78,7 +78,6 @@ class SelfAttention(nn.Module):
     def __init__(
         self, arch: HeadsArch, build: BuildContext, layer_id: int, size: int, setting: Setting
     ) -> None:
-        """Make the layers. size: of what it writes"""
         super().__init__()
         norm = setting.norm
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim

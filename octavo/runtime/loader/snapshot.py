@@ -91,7 +91,6 @@ class _Writer:
         """By address: its bytes, and the part that is used."""
 
     def layer(self, layer: Layer) -> dict[str, Any]:
-        """Describe a layer."""
         return {
             "own": self._state(layer),
             "vectors": {name: self._value(parameter.data) for name, parameter in layer.vectors.items()},
@@ -160,7 +159,6 @@ class _Reader:
         self._there: dict[int, Tensor] = {}
 
     def layer(self, layer: Layer, state: dict[str, Any]) -> None:
-        """Fill a layer."""
         for name, parameter in layer.vectors.items():
             parameter.data.copy_(self._value(state["vectors"].pop(name), None))
         del layer.matrices[len(state["matrices"]) :]  # unpacked when they were loaded

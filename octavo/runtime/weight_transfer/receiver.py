@@ -192,12 +192,10 @@ class _Update:
         return self._num_done == self._num_given
 
     def take(self, update_info: dict[str, Any]) -> None:
-        """Announce tensors."""
         self._num_given += 1
         self._orders.put(update_info)
 
     def end(self) -> None:
-        """Announce that there are no more."""
         self._num_given += 1
         self._orders.put(None)
 

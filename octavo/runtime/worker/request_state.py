@@ -219,7 +219,6 @@ class _Writes:
         self._places: list[int] = []
 
     def put(self, place: int, values: list[int]) -> None:
-        """Write `values` from `place` on."""
         self._places.append(place)
         self.values.append(values)
 

@@ -30,7 +30,6 @@ class Drain:
         self._is_draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or refuse it."""
         if get_route_path(scope) in _WATCHING:
             scope["state"]["is_draining"] = self._is_draining
             await self._app(scope, receive, send)

@@ -32,7 +32,6 @@ class HostCheck:
         self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or refuse it."""
         error = self._fault(scope)
         await (self._app if error is None else error_response(error))(scope, receive, send)
 

@@ -40,7 +40,6 @@ class KeyCheck:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or refuse it."""
         secret = self._find(_key(scope))
         if secret is not None:
             scope["state"]["tenant"] = secret.tenant

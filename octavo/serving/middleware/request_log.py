@@ -38,7 +38,6 @@ class RequestLog:
         self._root_path = config.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through."""
         begun_s, status = time.monotonic(), 0
         request_id = headers.value(scope, b"x-request-id")
         if not _WELL_FORMED.fullmatch(request_id):

@@ -37,7 +37,8 @@ async def create_response(request: Request) -> HTTPResponse:
     """The model's turn, whole, as a stream of events, or later."""
     caller = Caller.of(request)
     body = await read_body(request, CreateResponse)
-    _check(body)
+    if body.background and body.store is False:
+        raise RequestError("A response in the background is found in the store: leave store out.", "store")
     history = await _history(request, body.previous_response_id)
     stored = StoredResponse(_response(caller, body), history, input_items(body))
     asked = chat_request(body, history + stored.input)
@@ -108,11 +109,6 @@ async def delete_response(request: Request) -> HTTPResponse:
     deleted = await in_store(request, delete)
     await _end(request, deleted.id)
     return json_response(deleted)
-
-
-def _check(body: CreateResponse) -> None:
-    if body.background and body.store is False:
-        raise RequestError("A response in the background is found in the store: leave store out.", "store")
 
 
 def _response(caller: Caller, body: CreateResponse) -> Response:

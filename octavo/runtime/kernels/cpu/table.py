@@ -97,7 +97,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
 
 
 class _CompiledKernels:
-    """The ops over one loaded library and a number of threads."""
+    """The ops over one loaded library and a number of threads; each is what its family says of it."""
 
     def __init__(self, library: Library, threads: int) -> None:
         self._library = library
@@ -105,7 +105,6 @@ class _CompiledKernels:
         self._arena = Arena(new_memory())
 
     def store_kv(self, new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
-        """See attention.StoreKV."""
         q, k, v, rotation, norms, q_factors = new
         q_weight, k_weight, eps, follows = norms or (None, None, 0.0, False)
         cos, sin, interleaved = rotation or (None, None, False)
@@ -142,7 +141,6 @@ class _CompiledKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See norms.RMSNorm."""
         return self._norm(x, None, weight, eps, None)[0]
 
     def add_norm(
@@ -155,7 +153,6 @@ class _CompiledKernels:
     def sandwich_norm(
         self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See norms.SandwichNorm."""
         return self._norm(x, inner, weight, eps, residual)
 
     def layer_norm(
@@ -166,7 +163,6 @@ class _CompiledKernels:
         eps: float,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See norms.LayerNorm."""
         y = self._placed(_empty_like(x))
         end = address_of(weight), address_of(bias), eps, y.data_ptr(), self._threads
         stream = (None, 0) if residual is None else rows_of(residual)
@@ -186,7 +182,6 @@ class _CompiledKernels:
         return y, total
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
-        """See activations.Activate."""
         assert x.is_contiguous()
         rows, width = x.shape
         y = self._placed(torch.empty((rows, width // 2 if gated else width)))
@@ -195,21 +190,18 @@ class _CompiledKernels:
         return y
 
     def xielu(self, x: Tensor, learned: list[Tensor]) -> Tensor:
-        """See activations.xielu."""
         y = self._placed(torch.empty(x.shape))
         given = *rows_of(x), *x.shape, *(each.data_ptr() for each in learned), y.data_ptr()
         self._library.octavo_xielu(*given, self._threads)
         return y
 
     def rotary_tables(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """See attention.RotaryTables."""
         cos, sin = (torch.empty((len(positions), len(frequencies))) for _ in range(2))
         given = positions.data_ptr(), len(positions), frequencies.data_ptr(), len(frequencies), factor
         self._library.octavo_rotary_tables(*given, cos.data_ptr(), sin.data_ptr(), self._threads)
         return cos, sin
 
     def cut_chunks(self, batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
-        """See attention.CutChunks."""
         requests, singles = len(batch.kv_lens), batch.num_singles
         shape = (singles + (requests - singles) * most, blocks)
         bounds, lens, own = (torch.empty(n, dtype=torch.int32) for n in (shape[0] + 1, shape[0], shape))
@@ -220,14 +212,12 @@ class _CompiledKernels:
         return Pieces(bounds, lens, own)
 
     def greedy(self, logits: Tensor) -> Choice:
-        """See choice.greedy."""
         choice = _new_choice(len(logits))
         found = choice.token_ids.data_ptr(), choice.max_logits.data_ptr()
         self._library.octavo_greedy(logits.data_ptr(), logits.stride(0), *logits.shape, *found, self._threads)
         return choice
 
     def block_dequantize(self, matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """See linear.BlockDequantize."""
         blocks = matrix.blocks
         out = torch.empty((len(blocks if places is None else places), matrix.num_inputs))
         how = blocks.stride(0), TYPE_IDS[matrix.type_name], scale
@@ -238,7 +228,6 @@ class _CompiledKernels:
     def block_matmul(
         self, x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See linear.BlockMatmul."""
         if out is None:
             out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0])))
         given, way = (*_factors(x, matrix), address_of(bias), *rows_of(out)), way_of(matrix)
@@ -253,7 +242,6 @@ class _CompiledKernels:
     def add_low_rank(
         self, x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None
     ) -> None:
-        """See adapters.AddLowRank."""
         assert len(slots) == len(x) and slots.dtype == torch.int32
         bounds = table.bounds.data_ptr(), len(table.bounds) - 1
         of_rows = slots.data_ptr(), table.entries.data_ptr()
@@ -262,7 +250,6 @@ class _CompiledKernels:
         self._library.octavo_add_low_rank(address, stride, *x.shape, *rows_of(out), *of_rows, *bounds, *end)
 
     def select_inputs(self, x: Tensor, places: Tensor) -> Tensor:
-        """See linear.SelectInputs."""
         assert places.dtype == torch.int32
         y = self._placed(torch.empty((x.shape[0], len(places))))
         end = places.data_ptr(), len(places), y.data_ptr(), self._threads
@@ -270,7 +257,6 @@ class _CompiledKernels:
         return y
 
     def join(self, *parts: Tensor) -> Tensor:
-        """See linear.Join."""
         assert len({len(part) for part in parts}) == 1
         y = self._placed(torch.empty((len(parts[0]), sum(part.shape[1] for part in parts))))
         for x, columns in zip(parts, torch.split(y, [part.shape[1] for part in parts], dim=1), strict=True):

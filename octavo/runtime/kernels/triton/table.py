@@ -24,7 +24,6 @@ from octavo.runtime.kernels.triton.attention import paged_attention
 from octavo.runtime.kernels.triton.both_sides import attend_packed
 from octavo.runtime.kernels.triton.chained import CHAIN_KERNELS
 from octavo.runtime.kernels.triton.changed_experts import block_experts
-from octavo.runtime.kernels.triton.chunks import cut_chunks
 from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
@@ -48,7 +47,7 @@ def cuda_table() -> KernelTable:
             store_kv,
             partial(paged_attention, counters),
             elementwise.rotary_tables,
-            cut_chunks,
+            elementwise.cut_chunks,
             latent_prompts,
             merge_parts,
             attend_packed,
