@@ -197,7 +197,6 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _reason(status: int, text: str) -> str:
-    """The server's own words, if it has some."""
     try:
         error = json.loads(text)
         error = error.get("error", error)

@@ -133,7 +133,6 @@ def _ids_of_trace(hashes: list[Any], length: int, options: DataOptions, tokenize
 
 
 def _questions(rows: list[tuple[str, int]], options: DataOptions, tokenizer: Tokenizer) -> list[Sample]:
-    """Texts with the chat template around them, if the model has one and it is not declined."""
     rows = rows if options.disable_shuffle else shuffled(rows, options.seed)
     template = None if options.skip_chat_template else tokenizer.chat_template
     samples = []

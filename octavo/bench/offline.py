@@ -135,7 +135,6 @@ async def _measure_asynchronously(
 def _samples(
     options: ThroughputOptions, data: DataOptions, tokenizer: Tokenizer | None
 ) -> tuple[list[Sample], list[Sample]]:
-    """Requests to warm up with, drawn from another seed, and those that are measured."""
     if tokenizer is None:
         raise ConfigError("The benchmark counts tokens: leave out --skip-tokenizer-init.")
     warm_ups: list[Sample] = []

@@ -130,7 +130,6 @@ def _draw_requests(axes: Any, result: Mapping[str, Any]) -> None:
 
 
 def _token_times(result: Mapping[str, Any]) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """When each chunk came, in seconds after the first request was sent."""
     start = min(result["start_times"])
     parts = [
         begun - start + ttft + np.cumsum([0.0, *itl])

@@ -123,7 +123,6 @@ def _items(words: list[str], kind: Any) -> list[Any]:
 
 
 def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """The keyword arguments of add_argument for one field."""
     default = field.default if field.default is not dataclasses.MISSING else ""
     explain = field.metadata["explain"].replace("%", "%%")
     shown = "" if default == "" else f" (default: {default})"

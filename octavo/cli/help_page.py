@@ -94,7 +94,6 @@ def _groups(parser: Parser) -> dict[str, "argparse._ArgumentGroup"]:
 
 
 def _found(parser: Parser, fits: Callable[[str], bool]) -> str:
-    """The options whose names fit, by group."""
     parts = []
     for group in _groups(parser).values():
         shown = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]

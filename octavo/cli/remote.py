@@ -138,7 +138,6 @@ def _text(value: object) -> str:
 
 
 def _fail(status: int, answer: dict[str, Any]) -> NoReturn:
-    """Raise the server's error as one of octavo's."""
     error = answer.get("error", answer)
     message = error.get("message") if isinstance(error, dict) else error
     text = f"The server says: {message or 'nothing'} (status {status})"

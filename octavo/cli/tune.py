@@ -110,7 +110,6 @@ def _bench(args: argparse.Namespace, wanted: TuneOptions) -> ServeBench:
 
 
 def _question(model: str, fixed: dict[str, Any], wanted: TuneOptions, bench: ServeBench) -> dict[str, Any]:
-    """What makes measurements comparable."""
     data = {name: value for name, value in vars(bench.data).items() if name != "request_id_prefix"}
     load = {name: str(getattr(bench.load, name)) for name in _LOAD}
     asked = {"objective": wanted.objective, "goodput": wanted.goodput}

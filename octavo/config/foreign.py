@@ -226,7 +226,6 @@ def _rows(texts: Mapping[str, str], *, is_refused: bool) -> dict[str, Foreign]:
 
 
 def _values(neutral: str) -> list[Any]:
-    """Return true, whole numbers and words as values."""
     return [
         int(word) if word.isdigit() else word == "true" or word for word in filter(None, neutral.split("|"))
     ]

@@ -365,7 +365,6 @@ class CoreLink:
             self.end(self._replay.late_keys(), FinishReason.TIMEOUT)
 
     def _end_as_told(self, order: EndRequests) -> None:
-        """End requests that another front names."""
         ids = order.request_ids
         keys = self.processor.open_keys() if ids is None else self.processor.keys_of(ids, order.tenant)
         self.end(keys, FinishReason.ABORT)

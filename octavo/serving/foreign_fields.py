@@ -73,7 +73,6 @@ def _thinking(value: Any) -> Fields:
 
 
 def _reasoning(value: Any) -> Fields:
-    """OpenRouter's object."""
     if not isinstance(value, Mapping):
         return {}
     told = {"reasoning_effort": value.get("effort"), "thinking_token_budget": value.get("max_tokens")}
@@ -85,7 +84,6 @@ def _reasoning(value: Any) -> Fields:
 
 
 def _form(value: Any) -> Fields:
-    """Ollama's `format`, or a JSON schema."""
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     return {"structured_outputs": {"json": value}} if value else {}

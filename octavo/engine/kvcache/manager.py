@@ -381,7 +381,6 @@ class KVCacheManager:
         table.capacity = min(capacities, default=sys.maxsize)
 
     def _trim(self, table: BlockTable, num_computed: int) -> None:
-        """Free the blocks that the window has passed."""
         for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
             first_kept = min(group.first_kept(num_computed), len(blocks))
             for i in range(first_live, first_kept):

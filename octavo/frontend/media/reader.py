@@ -293,7 +293,6 @@ def _names(kind: type[MediaProcessor]) -> str:
 
 
 def _parts(content: Any) -> Iterator[bytes]:
-    """Yield what makes up an image's identity."""
     if isinstance(content, bytes | bytearray):
         yield b"file"
         yield bytes(content)

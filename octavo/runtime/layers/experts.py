@@ -160,7 +160,6 @@ class Experts(nn.Module):
         return torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, -1)
 
     def _owners(self, ids: Tensor, x: Tensor) -> Tensor:
-        """Return the ranks that have the chosen experts."""
         if self.placement is not None:
             return self.placement.owners(ids, x)
         return ids.div(len(self.experts.own), rounding_mode="floor")

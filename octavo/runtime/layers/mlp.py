@@ -101,7 +101,6 @@ class MLP(nn.Module):
         return self.up.method.apply_feed_forward(x, self._kind, self.down.method)
 
     def _inner(self, x: Tensor) -> Tensor:
-        """Return the input of `down`."""
         inner, method = None, self.up.method
         if self._kind is not None:
             apply = method.apply_gated if self._is_gated else method.apply_activated

@@ -230,7 +230,6 @@ def _host_layers(
 def _shapes(
     config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
 ) -> Family:
-    """Return this rank's part of the model on the meta device."""
     meta = MetaPlatform(platform.compute_dtype(dtype_of(config.model.dtype)))
     specs = _kv_specs(config, arch, parallel)
     return family(arch, make_context(config, specs, meta, parallel, sources=family.WEIGHTS.sources))

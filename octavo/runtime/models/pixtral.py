@@ -96,7 +96,6 @@ class PixtralEncoder(MediaEncoder):
         return list(torch.split(self.projector(torch.cat(merged)), [len(part) for part in merged]))
 
     def _merged(self, parts: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Return what is projected of each image."""
         return list(parts)
 
 

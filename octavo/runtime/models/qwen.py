@@ -81,7 +81,6 @@ def with_experts(config: Config, arch: Arch) -> Arch:
 
 
 def _mixed(config: Config, arch: Arch) -> Arch:
-    """Give the layers without experts their dense blocks."""
     step, dense = size_of(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise BadCheckpoint(f"mlp_only_layers must be a list of layers; found {dense!r:.60}")

@@ -244,7 +244,6 @@ def _way(config: EngineConfig) -> WeightTransferConfig:
 
 
 def _new_folder(place: Path, original: Path) -> Path:
-    """Return a folder that has all files of the original one but its weights."""
     for number in range(1_000_000):
         folder = place / f"{os.getpid()}-{number}"
         try:

@@ -135,7 +135,6 @@ class KVTensors:
             follow(copies)
 
     def _parts(self, place: Place) -> list[Tensor]:
-        """Return a block's part in every cache tensor."""
         if place.tier is Tier.STEP:
             return self.contents[place.number]
         tensors = self.tensors if place.tier is Tier.POOL else self._host

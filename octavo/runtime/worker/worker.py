@@ -217,7 +217,6 @@ class Worker:
         return self._adapters
 
     def _equip(self) -> None:
-        """Let the runner compute with what there is now."""
         runner = self._runner
         runner.strip()
         if (experts := self.model.expert_cache) is not None:

@@ -84,7 +84,6 @@ def _is_breakpoint(block: object) -> bool:
 
 
 def _retention_s(body: CountTokensRequest) -> float | None:
-    """The longest time that a breakpoint asks for."""
     contents = [body.system, *(message.content for message in body.messages)]
     blocks = [block for content in contents if isinstance(content, list) for block in content]
     given: list[object] = [block["cache_control"] for block in blocks if block.get("cache_control")]

@@ -221,7 +221,6 @@ class ModelPool:
             model.admit()
 
     async def _rest(self, model: PooledModel) -> None:
-        """Wait until a model neither comes nor goes."""
         while model.departure is not None or model in self._arrivals:
             await self._movement()
 

@@ -152,7 +152,6 @@ class BatchRunner:
         return len(names)
 
     async def _todo(self, job: _Job) -> AsyncIterator[tuple[int, BatchLine]]:
-        """Lines without a result, with their numbers."""
         done = await self._store.run(partial(batch_record.done_lines, batch=job.batch))
         async for number, content in self._lines(job):
             if number not in done:

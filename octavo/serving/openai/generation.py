@@ -264,14 +264,12 @@ def take_fault(output: RequestOutput) -> HTTPError | None:
 
 
 def _text_of(prompt: PromptType | Conversation) -> PromptType:
-    """What admission estimates the length by."""
     if not isinstance(prompt, Conversation):
         return prompt
     return "".join(m["content"] for m in prompt.messages if isinstance(m.get("content"), str))
 
 
 def _processor_kwargs(request: SamplingFields) -> dict[str, Any]:
-    """How the media of a conversation are to be prepared."""
     if not isinstance(request, ChatRequest):
         return {}
     return (request.media_io_kwargs or {}).get("video", {}) | (request.mm_processor_kwargs or {})

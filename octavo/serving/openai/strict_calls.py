@@ -227,7 +227,6 @@ def _is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _plain_text(schema: Mapping[str, Any]) -> Format:
-    """A text that stands without quotes."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if isinstance(values, list) and values:
         return _either([_literal(value if isinstance(value, str) else str(value)) for value in values])

@@ -173,7 +173,6 @@ class Connection(HttpToolsProtocol):
             self._write(error)
 
     def _write(self, error: HTTPError) -> None:
-        """Answer, and end this side of the connection."""
         if self.transport.is_closing():
             return
         body = error_body(error)

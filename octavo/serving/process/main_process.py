@@ -135,7 +135,6 @@ def num_api_processes(parallel: ParallelConfig) -> int:
 
 
 def _invitation(names: Sequence[str], url: str, config: ServerConfig) -> str:
-    """What to try, once the server is ready."""
     place = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if config.uds else url
     key = ' -H "Authorization: Bearer $KEY"' if config.api_key else ""
     page = "" if config.disable_page or config.uds else f"\n  page   {url}/"

@@ -259,7 +259,6 @@ def _prefill(call: Call, cu_q_lens: Tensor, keys_only: int) -> None:
 
 
 def _constants(shapes: Shapes, keys_only: int) -> dict[str, Any]:
-    """Return what all kernels here are compiled for."""
     latent = shapes.cache[4] - keys_only
     return {
         "NUM_HEADS": shapes.num_heads,

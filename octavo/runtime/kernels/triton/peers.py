@@ -93,7 +93,6 @@ def _region(regions, rank, number, like, REGION_BYTES: tl.constexpr):
 
 @triton.jit
 def _add_up(regions, number, place, inside, like, SIZE: tl.constexpr, REGION_BYTES: tl.constexpr):
-    """Return the sum over the ranks, rounded."""
     total = tl.zeros(place.shape, tl.float32)
     for rank in tl.static_range(SIZE):
         part = _region(regions, rank, number, like, REGION_BYTES)

@@ -103,7 +103,6 @@ def _over(
 
 @triton.jit
 def _among(keys, weights, least):
-    """Return the same of chosen tokens."""
     kept = keys >= least
     return tl.sum(tl.sum(kept.to(tl.int32), 1), 0), tl.sum(tl.sum(tl.where(kept, weights, 0.0), 1), 0)
 
