@@ -80,8 +80,5 @@ SAMPLING = {
 }
 """Keywords of SamplingParams."""
 
-ROUTES = {
-    "/v1/audio/speech": _TEXT_ONLY,
-    "/v1/images/generations": _TEXT_ONLY,
-}
+ROUTES = {"/v1/audio/speech": _TEXT_ONLY, "/v1/images/generations": _TEXT_ONLY}
 """Paths of the HTTP server."""

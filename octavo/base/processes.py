@@ -34,9 +34,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of a child that imports from where this process does."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return env.for_child({"PYTHONPATH": path}, more or {})
+    """Return the variables of a child that imports, and keeps bytecode, where this process does."""
+    given = {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+    if sys.pycache_prefix and not sys.dont_write_bytecode:
+        given |= {"PYTHONPYCACHEPREFIX": sys.pycache_prefix, "PYTHONDONTWRITEBYTECODE": ""}
+    return env.for_child(given, more or {})
 
 
 def start_helper(

@@ -4,14 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn, Self
+from types import TracebackType
+from typing import Self
+from urllib.request import Request, urlopen
 
 from octavo.base import env
 from octavo.base.errors import OctavoError
@@ -62,13 +62,10 @@ class ServerProcess:
         self.process.wait()
 
     def empty_caches(self) -> None:
-        """Have it forget prefixes and the like, so that runs are alike; a server without such routes is let
-        be."""
+        """Have it forget prefixes and the like, so that runs are alike, if it has routes for that."""
         for path in _CACHES:
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(
-                    urllib.request.Request(self.url + path, method="POST"), timeout=30
-                ).close()
+                urlopen(Request(self.url + path, method="POST"), timeout=30).close()
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + self._ready_timeout_s
@@ -88,7 +85,7 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urlopen(f"{self.url}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (OSError, ValueError):
             return False
@@ -100,16 +97,12 @@ def _ending_in_order() -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in _ENDS if is_main and signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, _leave)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def url_of(command: Sequence[str]) -> str:

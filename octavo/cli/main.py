@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from octavo.base import log
+from octavo.base.bytecode import kept_bytecode
 from octavo.base.errors import OctavoError, did_you_mean
 from octavo.cli import help_page
 from octavo.cli.parser import Parser
@@ -69,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     if not (name := command_of(argv)):
         return _top_level(argv)
     try:
-        return _run(name, argv[len(name.split()) :])
+        with kept_bytecode():
+            return _run(name, argv[len(name.split()) :])
     except OctavoError as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -16,8 +16,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_LIBRARIES = "libtorch_cuda.so", "libtorch_cpu.so"
-"""The first needs the second."""
+_LIBRARIES = "libtorch_cuda.so", "libtorch_cpu.so"  # the first needs the second
 
 
 def begin() -> None:

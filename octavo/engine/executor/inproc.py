@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.base import env
+from octavo.base.bytecode import kept_bytecode
 from octavo.base.registry import load_object
 from octavo.config.engine import EngineConfig
 from octavo.engine.executor import WORKER
@@ -29,7 +30,7 @@ class InprocExecutor(Executor):
         self._last: _Reading | None = None
 
     def start(self, config: EngineConfig) -> ModelReady:
-        with _no_collection():
+        with _no_collection(), kept_bytecode():
             load_object("octavo.runtime.late_modules:import_torch")(config.parallel.device)
             worker = load_object(self._worker_class)
             if not gc.get_freeze_count():

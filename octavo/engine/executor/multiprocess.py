@@ -39,11 +39,7 @@ from octavo.messages.worker import (
 )
 
 _RANK_MODULE = "octavo.runtime.worker.main"
-NETWORK = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-}
+NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """torch.distributed opens sockets: never on an outer interface, unless the user chose one. Sums have the same
 order at all sizes, which those of switches (NVLink multicast) have not.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base import log
+from octavo.base.bytecode import kept_bytecode
 from octavo.base.devices import number_of
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
@@ -96,8 +97,9 @@ class Rank:
         match command:
             case Start(config, _, rendezvous):
                 self._rendezvous = rendezvous or self._rendezvous
-                self._worker = self._make_worker(EngineConfig.from_msgpack(config))
-                self._replies.send(Loaded(self._rank, self._worker.load()))
+                with kept_bytecode():
+                    self._worker = self._make_worker(EngineConfig.from_msgpack(config))
+                    self._replies.send(Loaded(self._rank, self._worker.load()))
             case CachePlan():
                 self._worker.allocate(command)
                 self._idle = getattr(self._worker, "idle", None)
