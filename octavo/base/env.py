@@ -35,7 +35,7 @@ def log_level_is_given() -> bool:
 def cache_dir() -> Path:
     """Where compiled kernels, assembled models and the like are kept.
 
-    OCTAVO_CACHE_DIR: the folder of kernels, assembled models and bytecode that has no other place (default ~/.cache/octavo).
+    OCTAVO_CACHE_DIR: the folder of kernels, assembled models and homeless bytecode (default ~/.cache/octavo).
     XDG_CACHE_HOME: an absolute path, in which octavo/ is then the default.
     """
     if given := os.environ.get("OCTAVO_CACHE_DIR"):

@@ -6,11 +6,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from octavo.base.hub import locate
+from octavo.base.link import Place, Unreachable
 from octavo.frontend.text.loader import load_tokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
 
 GIB_BYTES = 1 << 30
-_ANYWHERE = ("8.8.8.8", 80)
+_ANYWHERE = Place("8.8.8.8", 80, "", 0.0)
 """An address beyond this machine. Nothing is sent there: the system only says which way would lead to it."""
 
 
@@ -28,13 +29,10 @@ def get_ip() -> str:
     """This machine's address towards others: VLLM_HOST_IP, else as the routes say, else the loopback's."""
     if given := os.environ.get("VLLM_HOST_IP"):
         return given
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ANYWHERE)
-        except OSError:
-            return "127.0.0.1"
-        address: str = probe.getsockname()[0]
-        return address
+    try:
+        return _ANYWHERE.own_address()
+    except Unreachable:
+        return "127.0.0.1"
 
 
 def get_open_port() -> int:

@@ -3,7 +3,6 @@ it."""
 
 import asyncio
 import math
-import socket
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from octavo.base.cores import usable_cores
 from octavo.base.errors import OctavoError
+from octavo.base.link import free_port
 from octavo.bench.backends import BACKENDS
 from octavo.bench.client import Target
 from octavo.bench.diagnosis import Diagnosis, diagnose, idle_core_s
@@ -53,7 +53,7 @@ class ServerObjective:
         start = time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="octavo-tune-") as folder:
-                command = self.command(options, _free_port())
+                command = self.command(options, free_port("127.0.0.1"))
                 with ServerProcess(command, Path(folder, "server.log")) as server:
                     result, diagnosis = asyncio.run(self._measure(server.url))
         except OctavoError as error:
@@ -102,9 +102,3 @@ def _diagnose(pages: list[tuple[float, Page]], idle_cores: float) -> Diagnosis:
     first, last = (max(0, busy[0] - 1), min(len(pages) - 1, busy[-1] + 1)) if busy else (0, len(pages) - 1)
     seconds = max(pages[last][0] - pages[first][0], 1e-3)
     return diagnose([page for _, page in pages[first : last + 1]], seconds, idle_cores)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,7 +4,6 @@ Tensors travel in buffers of bytes, each tensor at a multiple of 16 bytes; a buf
 larger than the agreed size. The verbs and the fields of their bodies are vLLM's.
 """
 
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -16,6 +15,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
 from octavo.base.errors import OctavoError, RequestError
+from octavo.base.link import Place
 
 BUFFER_BYTES = 256 << 20
 TIMEOUT_S = 300.0
@@ -149,13 +149,5 @@ def _make_group(store: Store, rank: int, size: int, device: torch.device, addres
     gloo: Any = distributed.ProcessGroupGloo  # its options have no stubs
     own = gloo._Options()
     own._timeout = timedelta(seconds=TIMEOUT_S)
-    own._devices = [gloo.create_device(hostname=_own_address(address, port))]
+    own._devices = [gloo.create_device(hostname=Place(address, port, "", 0.0).resolved().own_address())]
     return gloo(store, rank, size, own)
-
-
-def _own_address(address: str, port: int) -> str:
-    """Return the address of this machine by which it reaches another. Nothing is sent."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
