@@ -49,12 +49,19 @@ std::vector<Tokens> grouped(const int32_t* slots, int64_t rows, const Change* ch
     return groups;
 }
 
-// Products of ROWS tokens with COUNT rows of `down`: each sum alike, however many there are.
+// Lines on their way to the caches, as many as are computed meanwhile: what follows more of them would wait for all.
+template <int COUNT, class W>
+inline void fetch(const W* from) {
+    for (int i = 0; i < COUNT; i += 64 / int(sizeof(W))) __builtin_prefetch(from + i);
+}
+
+// Products of ROWS tokens with COUNT rows of `down`: each sum alike, however many there are. next: the rows behind them
 template <int ROWS, int COUNT, class W>
-inline void dots(const float* const* x, const W* down, int64_t inputs, float* const* y, int64_t first) {
+inline void dots(const float* const* x, const W* down, int64_t inputs, float* const* y, int64_t first, const W* next) {
     vf sums[ROWS][COUNT] = {};
     int64_t i = 0;
     for (; i + VL <= inputs; i += VL) {
+        fetch<COUNT * VL>(next + i * COUNT);
         vf values[ROWS];
         for (int t = 0; t < ROWS; t++) values[t] = in_register(load(x[t] + i));
         for (int r = 0; r < COUNT; r++) {
@@ -73,20 +80,26 @@ inline void dots(const float* const* x, const W* down, int64_t inputs, float* co
 }
 
 template <int ROWS, class W>
-void shrink(const float* const* x, const W* down, int64_t inputs, int64_t begin, int64_t end, float* const* y) {
+void shrink(const float* const* x, const W* down, int64_t inputs, int64_t begin, int64_t end, float* const* y,
+            const W* next) {
     constexpr int COUNT = ROWS == 1 ? 8 : 4;
     int64_t r = begin;
-    for (; r + COUNT <= end; r += COUNT) dots<ROWS, COUNT>(x, down + r * inputs, inputs, y, r);
-    for (; r < end; r++) dots<ROWS, 1>(x, down + r * inputs, inputs, y, r);
+    for (; r + COUNT <= end; r += COUNT) {
+        const W* rows = down + r * inputs;
+        dots<ROWS, COUNT>(x, rows, inputs, y, r, r + COUNT < end ? rows + COUNT * inputs : next);
+    }
+    for (; r < end; r++) dots<ROWS, 1>(x, down + r * inputs, inputs, y, r, next);
 }
 
 // y[n … n + COUNT * VL) += inner up of ROWS tokens, where `up` has rows of `outputs` values; then factors and biases.
+// next: where the first of the rows will be read
 template <int ROWS, int COUNT, class W>
 inline void raise(const float* const* inner, const Change& change, int64_t outputs, int64_t n, const float* bias,
-                  float* const* y) {
+                  float* const* y, const W* next) {
     const W* up = (const W*)change.up + n;
     vf totals[ROWS][COUNT] = {};
     for (int64_t r = 0; r < change.rank; r++) {
+        fetch<COUNT * VL>(next + r * outputs);
         vf values[ROWS];
         for (int t = 0; t < ROWS; t++) values[t] = in_register(set1(inner[t][r]));
         for (int v = 0; v < COUNT; v++) {
@@ -110,11 +123,16 @@ inline void raise(const float* const* inner, const Change& change, int64_t outpu
 // The same of outputs begin … end.
 template <int ROWS, class W>
 void expand(const float* const* inner, const Change& change, int64_t outputs, int64_t begin, int64_t end,
-            const float* bias, float* const* y) {
-    int64_t n = begin;
-    for (; n + 4 * VL <= end; n += 4 * VL) raise<ROWS, 4, W>(inner, change, outputs, n, bias, y);
-    for (; n + VL <= end; n += VL) raise<ROWS, 1, W>(inner, change, outputs, n, bias, y);
+            const float* bias, float* const* y, const W* next) {
+    constexpr int64_t COUNT = 4 * VL, AHEAD = 2 * COUNT;
     const W* up = (const W*)change.up;
+    int64_t n = begin;
+    for (; n + COUNT <= end; n += COUNT) {
+        const int64_t later = n + AHEAD;
+        for (int t = 0; t < ROWS; t++) fetch<COUNT>(y[t] + later);
+        raise<ROWS, 4, W>(inner, change, outputs, n, bias, y, later < end ? up + later : next + (later - end));
+    }
+    for (; n + VL <= end; n += VL) raise<ROWS, 1, W>(inner, change, outputs, n, bias, y, next);
     for (; n < end; n++) {
         for (int t = 0; t < ROWS; t++) {
             float total = 0;
@@ -134,15 +152,14 @@ inline void counted(int64_t count, Body&& body) {
     });
 }
 
-// Lines on their way to the caches, in the order of memory: so the processor fetches more of them ahead by itself.
-template <class W>
-inline void fetch(const W* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(W))) __builtin_prefetch(from + i);
-}
-
 constexpr int64_t RANKS = 8;        // rows of `down` in a task, at least
 constexpr int64_t OUTPUTS = 512;    // a multiple of every VL: the same values are alone in a tail in any task
 constexpr int64_t WORTH = 1 << 13;  // products of a task
+constexpr int64_t TASKS_PER_THREAD = 2;  // to give more of them out takes longer than a thread may be late
+
+struct Block {
+    int64_t part, begin, end;
+};
 
 template <class W>
 void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,
@@ -156,46 +173,54 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
         busy += tokens.count;
     }
     float* inner = scratch(size_t(rows) * width, OF_CALL);
-    auto run = [&](int64_t pieces, int64_t cost, auto&& body) {
-        int64_t tasks = std::min<int64_t>(count * pieces, std::clamp<int64_t>(cost / WORTH, 1, MOST_TASKS * threads));
+    // Pieces of groups, one after the other. begin: returns where the matrix of one begins; body also takes where that
+    // of the next one does.
+    auto run = [&](int64_t pieces, int64_t cost, auto&& begin, auto&& body) {
+        const int64_t all = count * pieces, most = TASKS_PER_THREAD * threads;
+        const int64_t tasks = std::min(all, std::clamp<int64_t>(cost / WORTH, 1, most));
+        auto at = [&](int64_t i) { return begin(*groups[size_t(i / pieces)].change, i % pieces); };
         parallel_for(tasks, threads, [&](int64_t task) {
-            for (int64_t i = count * pieces * task / tasks; i < count * pieces * (task + 1) / tasks; i++)
-                body(groups[size_t(i / pieces)], i % pieces);
+            for (int64_t i = all * task / tasks, end = all * (task + 1) / tasks; i < end; i++)
+                body(groups[size_t(i / pieces)], i % pieces, at(std::min(i + 1, end - 1)));
         });
     };
-    run(divide_up(width, RANKS), busy * width * inputs, [&](const Tokens& tokens, int64_t piece) {
-        const Change& change = *tokens.change;
-        int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
-        const float* from[MOST_ROWS];
-        float* to[MOST_ROWS];
-        if (begin < end) fetch((const W*)change.down + begin * inputs, (end - begin) * inputs);
-        for (int64_t t = 0; t < tokens.count; t++) {
-            from[t] = x + tokens.rows[t] * x_stride;
-            to[t] = inner + tokens.rows[t] * width;
-        }
-        counted(tokens.count, [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to); });
-    });
-    int64_t blocks = divide_up(outputs, OUTPUTS) + parts - 1;
-    run(blocks, busy * width * outputs / parts, [&](const Tokens& tokens, int64_t block) {
-        const Change& change = *tokens.change;
-        for (int64_t part = 0, first = 0; part < parts; part++) {  // blocks are counted part by part
-            int64_t begin = bounds[part], pieces = divide_up(bounds[part + 1] - begin, OUTPUTS);
-            if (block < first + pieces) {
-                begin += (block - first) * OUTPUTS;
-                int64_t end = std::min<int64_t>(begin + OUTPUTS, bounds[part + 1]);
-                const float* from[MOST_ROWS];
-                float* to[MOST_ROWS];
-                for (int64_t r = 0; r < change.rank; r++) fetch((const W*)change.up + r * outputs + begin, end - begin);
-                for (int64_t t = 0; t < tokens.count; t++) {
-                    from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? part * change.rank : 0);
-                    to[t] = out + tokens.rows[t] * out_stride;
-                }
-                return counted(tokens.count,
-                               [&](auto n) { expand<n, W>(from, change, outputs, begin, end, bias, to); });
+    auto rows_of = [&](const Change& change, int64_t piece) {
+        return (const W*)change.down + std::min(piece * RANKS, change.rank * change.parts) * inputs;
+    };
+    run(divide_up(width, RANKS), busy * width * inputs, rows_of,
+        [&](const Tokens& tokens, int64_t piece, const W* next) {
+            const Change& change = *tokens.change;
+            int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
+            const float* from[MOST_ROWS];
+            float* to[MOST_ROWS];
+            for (int64_t t = 0; t < tokens.count; t++) {
+                from[t] = x + tokens.rows[t] * x_stride;
+                to[t] = inner + tokens.rows[t] * width;
             }
-            first += pieces;
-        }
-    });
+            counted(tokens.count,
+                    [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to, next); });
+        });
+    std::vector<Block> blocks;  // of outputs, none of two parts
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t begin = bounds[part]; begin < bounds[part + 1]; begin += OUTPUTS)
+            blocks.push_back({part, begin, std::min<int64_t>(begin + OUTPUTS, bounds[part + 1])});
+    auto columns_of = [&](const Change& change, int64_t block) {
+        return (const W*)change.up + blocks[size_t(block)].begin;
+    };
+    run(int64_t(blocks.size()), busy * width * outputs / parts, columns_of,
+        [&](const Tokens& tokens, int64_t number, const W* next) {
+            const Change& change = *tokens.change;
+            const Block& block = blocks[size_t(number)];
+            const float* from[MOST_ROWS];
+            float* to[MOST_ROWS];
+            for (int64_t t = 0; t < tokens.count; t++) {
+                from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? block.part * change.rank : 0);
+                to[t] = out + tokens.rows[t] * out_stride;
+            }
+            counted(tokens.count, [&](auto n) {
+                expand<n, W>(from, change, outputs, block.begin, block.end, bias, to, next);
+            });
+        });
 }
 
 }  // namespace
