@@ -158,7 +158,8 @@ def test_mixtral(tmp_path):
 
 
 def test_unknown_quantizations_are_refused(tiny_llama):
-    for name, says in (("magic", "magic"), ("awq", "does not fit awq")):
+    plain = "The weights are not quantized, which does not fit {}. Use int8"
+    for name, says in (("magic", "magic"), *((name, plain.format(name)) for name in ("awq", "online"))):
         with pytest.raises((ConfigError, Unsupported), match=says):
             LLM(str(tiny_llama), quantization=name, skip_tokenizer_init=True)
 

@@ -444,7 +444,7 @@ def test_no_wide_copy_is_kept(tmp_path):
 
 
 ONLINE = {
-    "fp8_per_tensor": partial(writers.fp8, n=0),
+    **dict.fromkeys(("fp8", "fp8_per_tensor"), partial(writers.fp8, n=0)),
     "fp8_per_channel": writers.fp8,
     "fp8_per_block": partial(writers.fp8, n=128, k=128),
     "mxfp8": writers.mxfp8,

@@ -244,11 +244,13 @@ def select_scheme(config: EngineConfig) -> type[Scheme]:
         check_name(name, stored, SCHEMES.names())
     first = stored or "unquantized"  # each other one would be imported to be asked
     names = [ALIASES.get(name, name)] if name else sorted(SCHEMES.names(), key=lambda known: known != first)
+    names = ["online"] if name == "fp8" and stored is None else names
     for known in names:
         scheme = SCHEMES.load(known)
         if scheme.matches(config):
             return scheme
-    raise Unsupported(
-        f"The weights are stored by {stored or 'nothing known'!r}, which does not fit {', '.join(names)}. "
-        "Use an unquantized checkpoint, or a GGUF file and no other quantization."
-    )
+    how = f"stored by {stored!r}" if stored else "not quantized"
+    use = "an unquantized checkpoint, or a GGUF file and no other quantization"
+    if not stored:
+        use = "int8, int4 or fp8, which round as they load, online with quantization_config, or leave it out"
+    raise Unsupported(f"The weights are {how}, which does not fit {', '.join(names)}. Use {use}.")

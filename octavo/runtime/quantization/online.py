@@ -33,14 +33,14 @@ class Online(Scheme):
         super().__init__(storage, config, sources)
         self._plain = Unquantized(storage, config, sources)
         name, given = config.model.quantization, config.model.quantization_config
-        default = "" if name == "online" else name
+        default = {"online": "", "fp8": "fp8_per_tensor"}.get(name, name)
         self._linear, self._moe = (str(given.get(kind) or default) for kind in ("linear", "moe"))
         self._ignore, self._targets = given.get("ignore") or [], given.get("targets") or {}
         self._check(given)
 
     @classmethod
     def matches(cls, config: EngineConfig) -> bool:
-        asked = config.model.quantization in PACKERS or config.model.quantization_config
+        asked = config.model.quantization in ("fp8", *PACKERS) or config.model.quantization_config
         return bool(asked) and Unquantized.matches(config)
 
     def linear(self, name: str) -> LinearMethod:
