@@ -62,6 +62,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 128,
         "mamba_n_groups": 1,
         "mamba_expand": 2,
+        "mamba_chunk_size": 32,
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.015625,
         "residual_multiplier": 0.246,
