@@ -1,6 +1,7 @@
 """Adapters against PEFT's own forward, in float32, through the whole engine: alone, and in mixed batches."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from octavo.lora.request import LoRARequest
 from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
+from octavo.runtime.lora import reader
 from octavo.runtime.lora.reader import digest_of
 from octavo.runtime.platforms.platform import get_platform
 from tests import peft_adapters
@@ -130,6 +132,21 @@ def test_a_sum_of_adapters(base, adapters):
     for name, found in together.items():
         expected = 0.5 * plain[name] - 2.0 * some.get(name, torch.zeros(()))
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_large_adapter_lies_in_one_piece(base, adapters, monkeypatch):
+    config = replace(engine_config(base[1]), lora=LoRAConfig(enable_lora=True))
+    read = load_model(config, get_platform("cpu", 1), ParallelContext()).adapters.read
+    folder = Path(adapters["wide"][1].lora_path)
+    ref = AdapterRef("wide", (AdapterPart(str(folder), digest(folder), 1.0),))
+    plain = read(ref).changes
+    monkeypatch.setattr(reader, "_LARGE_PAGE", 1 << 10)
+    packed = read(ref).changes
+    matrices = [part for change in packed.values() for part in (change.down, change.up)]
+    assert all(torch.equal(packed[name].down, change.down) for name, change in plain.items())
+    assert all(torch.equal(packed[name].up, change.up) for name, change in plain.items())
+    places = sorted((part.data_ptr(), part.nbytes) for part in matrices)
+    assert all(0 <= b - a - size < 64 for (a, size), (b, _) in pairwise(places))
 
 
 def digest(folder: Path) -> bytes:

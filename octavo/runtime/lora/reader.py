@@ -26,6 +26,7 @@ from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import Target, WeightMap, transpose
+from octavo.runtime.quantization.arena import Arena
 
 _PREFIX = "base_model.model."
 _KINDS = {
@@ -41,7 +42,7 @@ _KINDS = {
 }
 """By the end of a tensor's name; "" = a copy of the base's."""
 
-
+_LARGE_PAGE = 2 << 20
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -61,6 +62,14 @@ class Adapter:
         changes = {name: change.on(device) for name, change in self.changes.items()}
         wholes = {name: whole.to(device, non_blocking=True) for name, whole in self.wholes.items()}
         return Adapter(changes, wholes)
+
+    def pack(self) -> "Adapter":
+        """Bring it to large pages if it fills one, as steps read all of it; return it."""
+        if sum(change.down.nbytes + change.up.nbytes for change in self.changes.values()) >= _LARGE_PAGE:
+            arena = Arena()
+            for name, change in sorted(self.changes.items()):  # files have them in any order
+                self.changes[name] = change._replace(down=arena.copy(change.down), up=arena.copy(change.up))
+        return self
 
 
 @dataclass
@@ -138,7 +147,7 @@ class AdapterReader:
             adapter.changes[name] = self._without(draft.initial, change, site) if draft.initial else change
             if "magnitude" in draft.vectors:
                 adapter.magnitudes[name] = draft.vectors["magnitude"]
-        return adapter
+        return adapter if self.sites.is_on_gpu else adapter.pack()
 
     def _read(
         self,

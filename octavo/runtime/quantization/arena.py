@@ -30,6 +30,10 @@ class Arena:
         pages, offset = self._take(count * dtype.itemsize)
         return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(shape)
 
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a contiguous copy."""
+        return self.empty(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
+
     def _take(self, num_bytes: int) -> tuple[mmap.mmap, int]:
         if num_bytes >= _CHUNK_BYTES:
             return zero_pages(num_bytes), 0

@@ -75,8 +75,8 @@ class AdaptersPart(FalliblePart):
             tokens[positions < starts.repeat(lengths)] = 0
         self._sites.slots.begin(tokens, slots[work.samples])
         work.reach = self._sites.slots.reach
-        used = set(slots.tolist()) if work.reach else set()
-        self._needs_model = any(_needs_model(self._adapters[slot]) for slot in used if slot)
+        used = [self._adapters[slot] for slot in set(slots.tolist()) - {0}] if work.reach else []
+        self._needs_model = any(a.wholes or not {HEAD, EMBEDDING}.isdisjoint(a.changes) for a in used)
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Say what no recorded step can do."""
@@ -131,8 +131,3 @@ class AdaptersPart(FalliblePart):
             factors = torch.where(magnitude == 0, 1.0, magnitude / squares.sqrt()).contiguous()
             adapter.changes[name] = adapter.changes[name]._replace(factors=self._sites.kept(factors))
             del adapter.magnitudes[name]
-
-
-def _needs_model(adapter: Adapter) -> bool:
-    """Return True if a step with this adapter cannot be replayed."""
-    return bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)
