@@ -76,6 +76,8 @@ class Reply(msgspec.Struct, array_like=True, tag="reply"):
     call_id: int
     result: Any = None
     error: str = ""
+    kind: str = ""
+    """Class of the error if the caller can mend it."""
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):

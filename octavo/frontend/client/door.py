@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from octavo.base.errors import EngineDead, OctavoError, Overloaded
+from octavo.base.errors import EngineDead, OctavoError, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
 from octavo.frontend.client.backlog import Backlog
@@ -155,12 +155,13 @@ class Door(ABC):
                     self.abort([])
             case control.EndRequests():
                 self._outputs.put(message)
-            case control.Reply(call_id, result, error):
+            case control.Reply(call_id, result, error, kind):
                 future = self._replies.get(call_id)
                 if future is None or future.done():  # the caller has gone
                     return
                 if error:
-                    future.set_exception(OctavoError(error))
+                    kinds = {"RequestError": RequestError, "Unsupported": Unsupported}
+                    future.set_exception(kinds.get(kind, OctavoError)(error))
                 else:
                     future.set_result(result)
             case _:

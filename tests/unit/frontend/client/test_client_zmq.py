@@ -14,7 +14,7 @@ import psutil
 import pytest
 import zmq
 
-from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.base.errors import ConfigError, EngineDead, OctavoError, RequestError
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.messages.control import core_pipe
 from octavo.messages.request import FinishReason
@@ -118,10 +118,11 @@ async def test_call(start):
     verb, returned, pid = await client.call("collective_rpc", {"verb": "echo", "arguments": arguments})
     assert (verb, returned, pid) == ("echo", arguments, client._core.pid)
     for wrong, text in (("nonsense", "Unknown command 'nonsense'"), ("collective_rpc", "needs 'verb'")):
-        with pytest.raises(OctavoError, match=text):
+        with pytest.raises(RequestError, match=text):
             await client.call(wrong)
-    with pytest.raises(OctavoError, match="object"):
+    with pytest.raises(OctavoError, match="object") as caught:
         await client.call("collective_rpc", {"verb": "unsendable"})
+    assert not isinstance(caught.value, ValueError), "the caller cannot mend it"
     results = await asyncio.gather(*(client.call("reset_prefix_cache") for _ in range(10)))
     assert results == [True] * 10
 
