@@ -12,8 +12,10 @@ import transformers
 from octavo import LLM, PoolingParams
 from octavo.runtime.kernels.position_bias import PositionBias
 from octavo.runtime.layers import distance_bias
+from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.rotary import Rope
 from octavo.runtime.layers.self_attention import HeadsArch
+from octavo.runtime.models import encoder
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.encoder import Encoder
 from octavo.runtime.models.rotary_bert import NomicBert
@@ -136,13 +138,7 @@ def first_position(oracle):
 
 def test_positions_from_0_are_noticed(pair, monkeypatch):
     oracle, folder = pair
-    embed = Encoder.embed
-
-    def from_0(self, batch):
-        self._offset = 0
-        return embed(self, batch)
-
-    monkeypatch.setattr(Encoder, "embed", from_0)
+    monkeypatch.setattr(encoder, "Embedding", lambda *given, **first: Embedding(*given))
     assert fails(oracle, folder) == (first_position(oracle) > 0)
 
 

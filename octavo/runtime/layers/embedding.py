@@ -18,11 +18,14 @@ _LEAST_PART = 1024
 
 
 class Embedding(Layer):
-    """Looks up rows of a table, of which every rank keeps `shard`, by default the whole."""
+    """Looks up rows of a table, of which every rank keeps `shard`, by default those from `first` on."""
 
-    def __init__(self, build: BuildContext, rows: int, size: int, shard: Shard | None = None) -> None:
+    def __init__(
+        self, build: BuildContext, rows: int, size: int, shard: Shard | None = None, first: int = 0
+    ) -> None:
         super().__init__()
-        self.method = self.make_matrix(build, Layout((shard or Shard("", rows, 0, rows),), (size,)))
+        kept = shard or Shard("", rows, first, rows - first)
+        self.method = self.make_matrix(build, Layout((kept,), (size,)))
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Return the rows of ids [T], times `scale`: [T, size]."""

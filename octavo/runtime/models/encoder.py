@@ -38,7 +38,10 @@ class Encoder(Decoder):
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         assert isinstance(arch, EncoderArch)
         super().__init__(arch, build)
-        self._offset = arch.position_offset
+        if self._learned_positions:
+            place, rows, first = build.at("embed_positions"), arch.num_learned_positions, arch.position_offset
+            self.embed_positions = Embedding(place, rows, arch.hidden_size, first=first)
+        self._first_type = torch.zeros(1, dtype=torch.int64, device=build.device)
         self.embed_types = self.embed_norm = None
         if arch.num_token_types:
             self.embed_types = Embedding(build.at("embed_types"), arch.num_token_types, arch.hidden_size)
@@ -54,9 +57,9 @@ class Encoder(Decoder):
         x: Tensor = self.embed_tokens(batch.input_ids)
         if self.embed_types is not None:
             types = batch.token_types  # as a rule all have the first type: one row is read
-            x += self.embed_types(torch.zeros_like(batch.input_ids[:1]) if types is None else types)
+            x = x + (self.embed_types(self._first_type)[0] if types is None else self.embed_types(types))
         if self._learned_positions:
-            x += self.embed_positions(batch.positions + self._offset)
+            x = x + self.embed_positions(batch.positions)
         return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

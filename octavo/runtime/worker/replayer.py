@@ -1,7 +1,7 @@
 """A `Replayer` computes steps, by what was captured or recorded before or by the model's own code.
 
-The worker makes one for its device, and the model runner asks it for every step. CUDAGraphs and RecordedCalls
-replay; Eager does not.
+The worker makes one for its device, and the model runner asks it for every step. CUDAGraphs, RecordedCalls
+and RecordedEncoder replay; Eager does not.
 """
 
 from abc import ABC, abstractmethod
@@ -81,7 +81,7 @@ class Replayer(ABC):
         The last layers leave out the tokens whose hidden states nobody reads. Without batch invariance that
         changes the bits of the others, and a captured step leaves out none: there only longer ones do.
         """
-        batch, last_rows = make_batch(work, self._state, self._cache)
+        batch, last_rows = self.make_batch(work)
         if self._batch_invariant or work.starts[-1] > MAX_CAPTURED_TOKENS:
             batch.wanted = last_rows
         for part in parts:
@@ -90,6 +90,10 @@ class Replayer(ABC):
         for part in parts:
             part.after(work, hidden, self.model, pending)
         return hidden if batch.wanted is not None else hidden[last_rows]
+
+    def make_batch(self, work: Work) -> tuple[ForwardBatch, Tensor]:
+        """Return the batch that `forward` computes, and the last token of each request that samples, [S]."""
+        return make_batch(work, self._state, self._cache)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute any batch, as Model.forward; the result is good until the next step."""

@@ -54,6 +54,7 @@ from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.prompt_embeds import PromptEmbedsPart
 from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_calls import RecordedCalls
+from octavo.runtime.worker.recorded_encoder import RecordedEncoder
 from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.routed_experts import RoutedExpertsPart, attach
@@ -230,15 +231,17 @@ class Worker:
             self._drafts.equip(self._drafter, runner.cache, replayer, self._make_replayer)
 
     def _make_replayer(self, model: Model, cache: KVTensors, state: RequestState) -> Replayer:
-        runner, platform = self._runner, self._platform
-        may_replay = model.is_recordable and not self._config.pooling
-        if may_replay and not self._config.parallel.enforce_eager:
-            if (capture := platform.graph_capture()) is not None:
+        runner, platform, samples = self._runner, self._platform, self._config.pooling is None
+        if model.is_recordable and not self._config.parallel.enforce_eager:
+            if samples and (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, state, capture)
-            record = platform.kernels.steps.record_calls
+            record, is_plain = platform.kernels.steps.record_calls, model.adapters is None
             if record is not None and self._parallel.world.size == self._parallel.ep.size == 1:
-                variant = one_variant if model.adapters is None else model.adapters.sites.slots.recording
-                return RecordedCalls(model, cache, state, record, variant)
+                if samples:
+                    variant = one_variant if is_plain else model.adapters.sites.slots.recording
+                    return RecordedCalls(model, cache, state, record, variant)
+                if is_plain and not self._groups and model.media_encoder is None:
+                    return RecordedEncoder(model, cache, state, record)
         return Eager(model, cache, state, batch_invariant=platform.is_batch_invariant)
 
     def _make_graphs(
