@@ -8,17 +8,7 @@ import msgspec
 
 from octavo.base.errors import RequestError, wrong
 from octavo.config.engine import EngineConfig
-from octavo.frontend.outputs.pooling_output import (
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    data_of,
-)
+from octavo.frontend.outputs import pooling_output
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.options import RequestKeywords
 from octavo.frontend.requests.prompts import PromptType
@@ -52,9 +42,11 @@ class PoolingMethods(ABC):
         use_tqdm: Progress = True,
         pooling_task: PoolingTask | None = None,
         **options: Unpack[RequestKeywords],
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+    ) -> list[pooling_output.PoolingRequestOutput[pooling_output.PoolingOutput]]:
         """Return the result of each prompt, as an array. pooling_task: None = the model's own."""
-        return self._outputs(prompts, pooling_params, pooling_task, PoolingRequestOutput, use_tqdm, options)
+        return self._outputs(
+            prompts, pooling_params, pooling_task, pooling_output.PoolingRequestOutput, use_tqdm, options
+        )
 
     def embed(
         self,
@@ -63,9 +55,11 @@ class PoolingMethods(ABC):
         *,
         use_tqdm: Progress = True,
         **options: Unpack[RequestKeywords],
-    ) -> list[EmbeddingRequestOutput]:
+    ) -> list[pooling_output.EmbeddingRequestOutput]:
         """Return the vector of each prompt."""
-        return self._outputs(prompts, pooling_params, "embed", EmbeddingRequestOutput, use_tqdm, options)
+        return self._outputs(
+            prompts, pooling_params, "embed", pooling_output.EmbeddingRequestOutput, use_tqdm, options
+        )
 
     def classify(
         self,
@@ -74,10 +68,10 @@ class PoolingMethods(ABC):
         *,
         use_tqdm: Progress = True,
         **options: Unpack[RequestKeywords],
-    ) -> list[ClassificationRequestOutput]:
+    ) -> list[pooling_output.ClassificationRequestOutput]:
         """Return the probabilities of the labels for each prompt."""
         return self._outputs(
-            prompts, pooling_params, "classify", ClassificationRequestOutput, use_tqdm, options
+            prompts, pooling_params, "classify", pooling_output.ClassificationRequestOutput, use_tqdm, options
         )
 
     def reward(
@@ -87,9 +81,11 @@ class PoolingMethods(ABC):
         *,
         use_tqdm: Progress = True,
         **options: Unpack[RequestKeywords],
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+    ) -> list[pooling_output.PoolingRequestOutput[pooling_output.PoolingOutput]]:
         """Return the score, or the scores of the tokens, that a reward model gives each prompt."""
-        return self._outputs(prompts, pooling_params, None, PoolingRequestOutput, use_tqdm, options)
+        return self._outputs(
+            prompts, pooling_params, None, pooling_output.PoolingRequestOutput, use_tqdm, options
+        )
 
     def score(
         self,
@@ -101,7 +97,7 @@ class PoolingMethods(ABC):
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
         **options: Unpack[RequestKeywords],
-    ) -> list[ScoringRequestOutput]:
+    ) -> list[pooling_output.ScoringRequestOutput]:
         """Return how well texts fit: 1:1, 1:N or N:N.
 
         By a cross-encoder's score, by the cosine of embeddings, or by MaxSim over the vectors of tokens.
@@ -109,13 +105,16 @@ class PoolingMethods(ABC):
         use_activation = pooling_params.use_activation if pooling_params else None
         scoring = Scoring(self._config, pairs := pair_up(data_1, data_2), use_activation, instruction)
         made = self._pool(scoring.prompts, scoring.params, use_tqdm, options)
-        data, every = [data_of(output) for output in made], [output.prompt_token_ids or [] for output in made]
+        data, every = (
+            [pooling_output.data_of(output) for output in made],
+            [output.prompt_token_ids or [] for output in made],
+        )
         outputs = []
         for index in range(len(pairs)):
             parts = [made[place] for place in scoring.outputs_of(index)]
             ids = [token_id for part in parts for token_id in part.prompt_token_ids or ()]
-            found = ScoringOutput(scoring.score(index, data, every))
-            outputs.append(ScoringRequestOutput(parts[0].request_id, found, ids))
+            found = pooling_output.ScoringOutput(scoring.score(index, data, every))
+            outputs.append(pooling_output.ScoringRequestOutput(parts[0].request_id, found, ids))
         return outputs
 
     def _outputs(
@@ -134,9 +133,9 @@ class PoolingMethods(ABC):
 
 
 _DATA = {
-    PoolingRequestOutput: PoolingOutput,
-    EmbeddingRequestOutput: EmbeddingOutput,
-    ClassificationRequestOutput: ClassificationOutput,
+    pooling_output.PoolingRequestOutput: pooling_output.PoolingOutput,
+    pooling_output.EmbeddingRequestOutput: pooling_output.EmbeddingOutput,
+    pooling_output.ClassificationRequestOutput: pooling_output.ClassificationOutput,
 }
 
 

@@ -25,14 +25,7 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.caller import Caller
 from octavo.serving.engines import Engines
-from octavo.serving.openai.batch_lines import (
-    RESULT_BEGINS,
-    BatchLine,
-    LineFault,
-    LineResult,
-    answer_line,
-    read_line,
-)
+from octavo.serving.openai import batch_lines
 
 _TASKS_PER_SEAT = 2
 """So that a request waits when another one ends."""
@@ -92,7 +85,7 @@ class _Results:
     num_good: int = 0
     num_bad: int = 0
 
-    def add(self, result: LineResult) -> None:
+    def add(self, result: batch_lines.LineResult) -> None:
         """Write one; it is in the file, should the process be killed now."""
         self.file.write(msgspec.json.encode(result) + b"\n")
         self.file.flush()
@@ -109,9 +102,9 @@ async def _answer_all(args: EngineArgs, config: ServerConfig, source: Path, resu
         engines = Engines(engine, config)
         await engines.adapters.load_modules()
 
-        async def answer(number: int, line: BatchLine) -> None:
+        async def answer(number: int, line: batch_lines.BatchLine) -> None:
             caller = Caller(engines, config, f"line-{number}", "", "", {})
-            results.add(await answer_line(caller, line))
+            results.add(await batch_lines.answer_line(caller, line))
 
         async with asyncio.TaskGroup() as group:
             for number, line in _read_lines(source):
@@ -148,14 +141,14 @@ def _check(source: Path) -> set[str]:
     return names
 
 
-def _read_lines(source: Path) -> Iterator[tuple[int, BatchLine]]:
+def _read_lines(source: Path) -> Iterator[tuple[int, batch_lines.BatchLine]]:
     """Requests with the numbers of their lines, from 1 on."""
     with source.open("rb") as lines:
         for number, content in enumerate(lines, 1):
             try:
                 if content.strip():
-                    yield number, read_line(content)
-            except LineFault as fault:
+                    yield number, batch_lines.read_line(content)
+            except batch_lines.LineFault as fault:
                 raise ConfigError(f"{source}, line {number}: {fault}") from None
 
 
@@ -166,14 +159,14 @@ def _open_output(target: Path) -> BinaryIO:
         raise ConfigError(f"The output {str(target)!r} cannot be written: {error.strerror}.") from error
 
 
-def _read_results(output: BinaryIO, target: Path) -> Iterable[LineResult]:
+def _read_results(output: BinaryIO, target: Path) -> Iterable[batch_lines.LineResult]:
     """Those of an earlier run; a line that it was killed in is cut off. Leaves the file at its end."""
     results, end = [], 0
     for line in output:
-        if not line.startswith(RESULT_BEGINS[: len(line)]):
+        if not line.startswith(batch_lines.RESULT_BEGINS[: len(line)]):
             raise ConfigError(f"{target} is there already and holds no results: choose another file.")
         if line.endswith(b"\n"):
-            results.append(msgspec.json.decode(line, type=LineResult))
+            results.append(msgspec.json.decode(line, type=batch_lines.LineResult))
             end += len(line)
     output.seek(end)
     output.truncate()

@@ -12,16 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import (
-    ConfigError,
-    EngineDead,
-    OctavoError,
-    Overloaded,
-    RequestError,
-    UnfetchedMedia,
-    UnknownModel,
-    Unsupported,
-)
+from octavo.base import errors
 from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
@@ -49,11 +40,11 @@ _TYPES = {
     507: "InsufficientStorageError",
 }
 
-_STATUSES = {UnfetchedMedia: 422, UnknownModel: 404}
+_STATUSES = {errors.UnfetchedMedia: 422, errors.UnknownModel: 404}
 """Of requests at fault; 400 for all others."""
 
 
-class HTTPError(OctavoError):
+class HTTPError(errors.OctavoError):
     """An error that says its status itself."""
 
     def __init__(
@@ -100,13 +91,13 @@ def http_error(error: BaseException) -> HTTPError:
     match error:
         case HTTPError():
             return error
-        case RequestError(parameter=parameter):
+        case errors.RequestError(parameter=parameter):
             return HTTPError(_STATUSES.get(type(error), 400), str(error), parameter)
-        case Unsupported() | ConfigError():
+        case errors.Unsupported() | errors.ConfigError():
             return HTTPError(501, str(error))
-        case Overloaded(retry_after_s=retry_after_s):
+        case errors.Overloaded(retry_after_s=retry_after_s):
             return HTTPError(503, str(error), headers=_retry_after(retry_after_s))
-        case EngineDead(retry_after_s=retry_after_s):
+        case errors.EngineDead(retry_after_s=retry_after_s):
             logger.error("A request ended with the engine: %s", error)
             again = "No other one is coming." if retry_after_s is None else "Try again in a moment."
             headers = None if retry_after_s is None else _retry_after(retry_after_s)

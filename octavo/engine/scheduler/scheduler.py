@@ -19,22 +19,13 @@ from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.kvcache.pins import Pins
 from octavo.engine.kvcache.table import BlockTable
+from octavo.engine.scheduler import rules
 from octavo.engine.scheduler.fit import check_fit
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.prompt_pace import PromptPace
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.request_tracker import RequestTracker
-from octavo.engine.scheduler.rules import (
-    BlockRule,
-    ChunkRule,
-    LeaderRule,
-    Rule,
-    SeatRule,
-    StaggeredPrefillRule,
-    TokenRule,
-    feature_rules,
-)
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.turns import StageTurns
 from octavo.engine.scheduler.update import last_output, read_results, tokens_to_feed
@@ -76,17 +67,17 @@ class Scheduler:
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs, self.pins)
         self.requests = self._tracker.requests
         """Those that wait or run, by id."""
-        self._rules: list[Rule] = [
-            SeatRule(),
-            LeaderRule(),
-            *feature_rules(config, self._tracker),
-            BlockRule(self._tracker, self._max_chunk),
-            TokenRule(split_prompts=config.enable_chunked_prefill),
-            ChunkRule(),
-            StaggeredPrefillRule(self._tracker.waiting),
+        self._rules: list[rules.Rule] = [
+            rules.SeatRule(),
+            rules.LeaderRule(),
+            *rules.feature_rules(config, self._tracker),
+            rules.BlockRule(self._tracker, self._max_chunk),
+            rules.TokenRule(split_prompts=config.enable_chunked_prefill),
+            rules.ChunkRule(),
+            rules.StaggeredPrefillRule(self._tracker.waiting),
         ]
-        self._admitting = [rule for rule in self._rules if type(rule).admit is not Rule.admit]
-        self._filling = [rule for rule in self._rules if type(rule).is_full is not Rule.is_full]
+        self._admitting = [rule for rule in self._rules if type(rule).admit is not rules.Rule.admit]
+        self._filling = [rule for rule in self._rules if type(rule).is_full is not rules.Rule.is_full]
         self._pace, self._matchers = PromptPace(), matchers
         self._lookahead = Lookahead(config, self.kv, num_stages)
         self._in_flight: deque[StepPlan] = deque()

@@ -15,14 +15,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.gguf_adapter import files_of, is_gguf, open_adapter
 from octavo.config.lora import PeftConfig, read_peft, read_peft_files, read_shapes
 from octavo.config.prompt_tuning import read_prompt_tuning
-from octavo.messages.adapters import (
-    AdapterPart,
-    AdapterRef,
-    LoRARequest,
-    LoRASum,
-    PromptAdapterRequest,
-    SoftPromptRef,
-)
+from octavo.messages import adapters
 from octavo.messages.media import MediaItem
 
 _REMEMBERED = 10_000
@@ -47,17 +40,19 @@ class AdapterFiles:
 
     def resolve(
         self,
-        given: LoRARequest | LoRASum | None,
+        given: adapters.LoRARequest | adapters.LoRASum | None,
         prompt: Sequence[int] | None = None,
         media: Sequence[MediaItem] = (),
-    ) -> AdapterRef | None:
+    ) -> adapters.AdapterRef | None:
         """Return what the workers get. Raises RequestError, in vLLM's words where it has some.
 
         prompt: its tokens, among which an activated adapter looks for its own; media: what may need one
         """
         if given is None and media:
             has, own = {item.modality for item in media}, self._config.lora.default_mm_loras
-            given = next((LoRARequest(name, 1, path) for name, path in own.items() if name in has), None)
+            given = next(
+                (adapters.LoRARequest(name, 1, path) for name, path in own.items() if name in has), None
+            )
         if given is None:
             return None
         if not self._config.lora.enable_lora:
@@ -65,18 +60,18 @@ class AdapterFiles:
                 f"Got lora_request {given.lora_name!r} but LoRA is not enabled: enable_lora=True.",
                 "lora_request",
             )
-        listed = given.adapters if isinstance(given, LoRASum) else ((given, 1.0),)
+        listed = given.adapters if isinstance(given, adapters.LoRASum) else ((given, 1.0),)
         found = [(lora.lora_path, self._look_up(lora.lora_path), scale) for lora, scale in listed if scale]
-        parts = tuple(AdapterPart(path, known.digest, scale) for path, known, scale in found)
+        parts = tuple(adapters.AdapterPart(path, known.digest, scale) for path, known, scale in found)
         start = 0
         for _, known, scale in found:
             if known.invocation and (len(found) > 1 or scale != 1.0):
                 raise RequestError(f"{given.lora_name!r}: {_NO_SUM}.", "lora")
             if known.invocation and prompt is not None:
                 start = _last_start(prompt, known.invocation, given.lora_name)
-        return AdapterRef(given.lora_name, parts, start) if parts else None
+        return adapters.AdapterRef(given.lora_name, parts, start) if parts else None
 
-    def resolve_prompt(self, given: PromptAdapterRequest | None) -> SoftPromptRef | None:
+    def resolve_prompt(self, given: adapters.PromptAdapterRequest | None) -> adapters.SoftPromptRef | None:
         """Return what the workers get of a learned prompt. Raises RequestError."""
         if given is None:
             return None
@@ -98,7 +93,9 @@ class AdapterFiles:
             text = f"task_id must be below {config.num_tasks}, the prompt's tasks, got {given.task_id}."
             raise RequestError(text, "task_id")
         path = given.prompt_adapter_local_path
-        return SoftPromptRef(name, path, self._look_up(path, is_lora=False).digest, count, given.task_id)
+        return adapters.SoftPromptRef(
+            name, path, self._look_up(path, is_lora=False).digest, count, given.task_id
+        )
 
     def _look_up(self, path: str, *, is_lora: bool = True) -> _Known:
         folder = Path(path).expanduser()

@@ -13,12 +13,7 @@ from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_texts, take_bare, take_media
-from octavo.frontend.parsers.registry import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
-    suggested_reasoning_parser,
-    suggested_tool_parser,
-)
+from octavo.frontend.parsers import registry
 from octavo.frontend.parsers.scanner import Parser
 from octavo.frontend.requests.prompts import TextPrompt, TokensPrompt
 from octavo.frontend.requests.tool_prompt import PARSER as TOLD_PARSER
@@ -40,10 +35,10 @@ class ChatRenderer:
         self._tells_tools = front.tool_prompt == "auto"
         shown = self._template_for(tools=True) if self.has_template else None
         source = shown.source if shown else ""
-        suggested = suggested_tool_parser(source)
+        suggested = registry.suggested_tool_parser(source)
         if not suggested and source and self._tells_tools and "tools" not in source:
             suggested = TOLD_PARSER
-        self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested)
+        self.tool_parser = _chosen(front.tool_call_parser, registry.TOOL_PARSERS, suggested)
         """Name of the format of tool calls; "" = none."""
         self.tool_strict_level = front.tool_strict_level
         self._markers = marker_texts(config, tokenizer)
@@ -52,7 +47,7 @@ class ChatRenderer:
         self.special_tokens = tokenizer.special_tokens if tokenizer else {}
         """Ids by text."""
         self.reasoning_parser = _chosen(
-            front.reasoning_parser, REASONING_PARSERS, suggested_reasoning_parser(source)
+            front.reasoning_parser, registry.REASONING_PARSERS, registry.suggested_reasoning_parser(source)
         )
         """Name of the format of reasoning; "" = none."""
 

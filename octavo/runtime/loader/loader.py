@@ -26,14 +26,8 @@ from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.layers.side_by_side import SideBySideArch
+from octavo.runtime.loader import host_weights
 from octavo.runtime.loader.expert_cache import ExpertCache, host_expert_bytes
-from octavo.runtime.loader.host_weights import (
-    HostWeights,
-    check_room,
-    choose_layers,
-    layer_bytes,
-    wants_host_weights,
-)
 from octavo.runtime.loader.kv_scales import use_kv_scales
 from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
@@ -165,9 +159,11 @@ def _offload(config: EngineConfig, model: Family, platform: Platform, host_layer
             room = int(parallel.expert_cache_gb * 2**30)
             model.expert_cache = ExpertCache(model, platform.device, lane, room)
     elif host_layers:
-        model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)
+        model.host_weight_bytes = sum(host_weights.layer_bytes(model)[layer] for layer in host_layers)
         if lane is not None:
-            HostWeights(model, sorted(host_layers), parallel.offload_prefetch_step, platform.device, lane)
+            host_weights.HostWeights(
+                model, sorted(host_layers), parallel.offload_prefetch_step, platform.device, lane
+            )
 
 
 def _family(config: EngineConfig) -> type[Family]:
@@ -213,7 +209,7 @@ def _host_layers(
     config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
 ) -> frozenset[int]:
     """Return the layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
-    if not wants_host_weights(config) and not config.parallel.cpu_offload_experts:
+    if not host_weights.wants_host_weights(config) and not config.parallel.cpu_offload_experts:
         return frozenset()
     is_packed = config.model.load_format == "gguf" or stored_quantization(config)
     if is_packed or config.model.quantization not in ("", "unquantized"):
@@ -222,8 +218,8 @@ def _host_layers(
         )
     shapes = _shapes(config, family, arch, platform, parallel)
     if not config.parallel.cpu_offload_experts:
-        return choose_layers(config.parallel, layer_bytes(shapes))
-    check_room("The experts", host_expert_bytes(shapes), "cpu_offload_experts")
+        return host_weights.choose_layers(config.parallel, host_weights.layer_bytes(shapes))
+    host_weights.check_room("The experts", host_expert_bytes(shapes), "cpu_offload_experts")
     return frozenset()
 
 

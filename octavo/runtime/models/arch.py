@@ -10,20 +10,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.runtime.layers import rotary
 from octavo.runtime.layers.experts import ExpertsArch
 from octavo.runtime.layers.latent_attention import LatentArch
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.recurrent import RecurrentArch
-from octavo.runtime.layers.rotary import (
-    DividedRope,
-    LinearRope,
-    Llama3Rope,
-    LongRope,
-    NTKRope,
-    Rope,
-    YarnRope,
-)
 from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.layers.side_by_side import SideBySideArch
 
@@ -37,17 +29,17 @@ SANDWICH_NORMS = PRE_NORMS | RESIDUAL_NORMS
 _ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
 _EPS_NAMES = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
-ROPES: dict[str, type[Rope]] = {
-    "default": Rope,
-    "mrope": Rope,
-    "linear": LinearRope,
-    "llama3": Llama3Rope,
-    "yarn": YarnRope,
-    "ntk": NTKRope,
-    "divided": DividedRope,
-    "longrope": LongRope,
+ROPES: dict[str, type[rotary.Rope]] = {
+    "default": rotary.Rope,
+    "mrope": rotary.Rope,
+    "linear": rotary.LinearRope,
+    "llama3": rotary.Llama3Rope,
+    "yarn": rotary.YarnRope,
+    "ntk": rotary.NTKRope,
+    "divided": rotary.DividedRope,
+    "longrope": rotary.LongRope,
     # Changes nothing within the context that the model was made for, and no longer one is accepted.
-    "dynamic": Rope,
+    "dynamic": rotary.Rope,
 }
 
 
@@ -61,7 +53,7 @@ class LayerArch:
     attention: HeadsArch | LatentArch | RecurrentArch | SideBySideArch
     feed_forward: DenseArch | ExpertsArch
     sliding_window: int = 0
-    rope: Rope | None = None
+    rope: rotary.Rope | None = None
 
     def __post_init__(self) -> None:
         if self.rope is None or isinstance(self.attention, RecurrentArch):
@@ -223,7 +215,7 @@ def read_layers(
     return tuple(made[kind] for kind in kinds)
 
 
-def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool = False) -> Rope:
+def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool = False) -> rotary.Rope:
     """Read the rope of layers of `kind`: `rope_parameters` (transformers 5), or `rope_scaling` (4)."""
     given = dict(config.get("rope_parameters") or {})
     if isinstance(given.get(kind), Mapping):
@@ -246,7 +238,7 @@ def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool =
     cls: Any = ROPES[name]
     own = {f.name: given[f.name] for f in fields(cls) if given.get(f.name) is not None}
     try:
-        rope: Rope = cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in own.items()})
+        rope: rotary.Rope = cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in own.items()})
     except TypeError as error:
         raise BadCheckpoint(f"Rope {name!r} lacks a parameter: {error}") from error
     return rope

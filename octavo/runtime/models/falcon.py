@@ -1,17 +1,7 @@
 """Falcon has attention beside the MLP, and one key head for all queries (7B) or each group of them (40B)."""
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.models.arch import (
-    PRE_NORMS,
-    Arch,
-    Config,
-    Place,
-    read_arch,
-    read_dense,
-    read_heads,
-    read_norm,
-    size_of,
-)
+from octavo.runtime.models import arch
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
@@ -37,7 +27,7 @@ class Falcon(Decoder):
     )
 
     @staticmethod
-    def arch_from_hf(config: Config) -> Arch:
+    def arch_from_hf(config: arch.Config) -> arch.Arch:
         """Read the three switches that make the variants. Raises Unsupported for ALiBi."""
         if config.get("alibi"):
             raise Unsupported(
@@ -53,24 +43,24 @@ class Falcon(Decoder):
         }
         bias = bool(config.get("bias"))
         parallel = bool(config.get("parallel_attn", True) or config.get("new_decoder_architecture"))
-        return read_arch(
+        return arch.read_arch(
             config,
             residual="parallel" if parallel else "serial",
             norms=_norms(config, parallel),
-            norm=read_norm(config),
-            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
-            feed_forward=read_dense(config, gated=False, bias=bias),
+            norm=arch.read_norm(config),
+            attention=arch.read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=arch.read_dense(config, gated=False, bias=bias),
         )
 
 
-def _kv_heads(config: Config) -> int:
-    num_heads = size_of(config, "num_attention_heads")
+def _kv_heads(config: arch.Config) -> int:
+    num_heads = arch.size_of(config, "num_attention_heads")
     if config.get("new_decoder_architecture"):
-        return size_of(config, "num_kv_heads", num_heads)
+        return arch.size_of(config, "num_kv_heads", num_heads)
     return 1 if config.get("multi_query", True) else num_heads
 
 
-def _norms(config: Config, parallel: bool) -> frozenset[Place]:
+def _norms(config: arch.Config, parallel: bool) -> frozenset[arch.Place]:
     """Return the norms: side by side, only the new architecture has one for each, and 11B does without."""
     two = config.get("new_decoder_architecture") and (config.get("num_ln_in_parallel_attn") or 2) == 2
-    return PRE_NORMS if two or not parallel else frozenset({"attention_in"})
+    return arch.PRE_NORMS if two or not parallel else frozenset({"attention_in"})

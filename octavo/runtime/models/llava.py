@@ -8,43 +8,34 @@ from torch import Tensor
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.models import vision
 from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.vision import (
-    CLIP,
-    SIGLIP,
-    Projector,
-    VisionTower,
-    chosen_layers,
-    cut_patches,
-    read_tower,
-    tower_weights,
-)
 from octavo.runtime.models.weights import to
 
 
 class LlavaEncoder(MediaEncoder):
     """Reads `pixel_values`, [1, 3, H, W] of each image."""
 
-    WEIGHTS: ClassVar = tower_weights("vision_tower.") | {
+    WEIGHTS: ClassVar = vision.tower_weights("vision_tower.") | {
         "multi_modal_projector.linear_1": to("encoder.projector.up"),
         "multi_modal_projector.linear_2": to("encoder.projector.down"),
     }
 
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
-        vision: Config = config["vision_config"]
-        vision = (CLIP if vision.get("model_type") == "clip_vision_model" else SIGLIP) | vision
-        arch = read_tower(vision)
+        tower: Config = config["vision_config"]
+        tower = (vision.CLIP if tower.get("model_type") == "clip_vision_model" else vision.SIGLIP) | tower
+        arch = vision.read_tower(tower)
         strategy = config.get("vision_feature_select_strategy", "default")
         if strategy not in ("default", "full"):
             raise Unsupported(f"vision_feature_select_strategy={strategy!r} is neither 'default' nor 'full'.")
-        self._patch_size = size_of(vision, "patch_size")
+        self._patch_size = size_of(tower, "patch_size")
         self._first = int(strategy == "default")
-        self._layers = chosen_layers(config, len(arch.body.layers))
-        self.tower = VisionTower(arch.shortened(max(self._layers)), build.at("tower"))
+        self._layers = vision.chosen_layers(config, len(arch.body.layers))
+        self.tower = vision.VisionTower(arch.shortened(max(self._layers)), build.at("tower"))
         size = size_of(config["text_config"], "hidden_size")
-        self.projector = Projector(
+        self.projector = vision.Projector(
             build.at("projector"),
             (arch.size * len(self._layers), size, size),
             config.get("projector_hidden_act", "gelu"),
@@ -58,6 +49,6 @@ class LlavaEncoder(MediaEncoder):
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
+        hidden = self.tower(vision.cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
         embeds: Tensor = self.projector(hidden.flatten(0, 1))
         return list(embeds.view(len(items), -1, embeds.shape[-1]))

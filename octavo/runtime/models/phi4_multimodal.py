@@ -14,19 +14,11 @@ from torch.nn import functional
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
+from octavo.runtime.models import vision
 from octavo.runtime.models.arch import Config, expect, size_of
 from octavo.runtime.models.conformer import Conformer, conformer_weights
 from octavo.runtime.models.idefics3 import SIGLIP_SO, positions_in_grid
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.vision import (
-    Projector,
-    VisionTower,
-    chosen_layers,
-    cut_patches,
-    read_tower,
-    row,
-    tower_weights,
-)
 from octavo.runtime.models.weights import Target, to
 
 _VISION: Config = {"intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 448, "patch_size": 14}
@@ -44,10 +36,10 @@ class Phi4MultimodalEncoder(MediaEncoder):
     """
 
     WEIGHTS: ClassVar = {
-        **tower_weights(f"{_IMAGE}img_processor."),
+        **vision.tower_weights(f"{_IMAGE}img_processor."),
         **_projector(f"{_IMAGE}img_projection_?", "encoder.projector"),
-        f"{_IMAGE}global_img_feature_extensor": to("encoder.between.weight", "", row),
-        f"{_IMAGE}sub_img_feature_extensor": to("encoder.newline.weight", "", row),
+        f"{_IMAGE}global_img_feature_extensor": to("encoder.between.weight", "", vision.row),
+        f"{_IMAGE}sub_img_feature_extensor": to("encoder.newline.weight", "", vision.row),
         **conformer_weights(f"{_AUDIO}encoder.", "encoder.ear."),
         **_projector(f"{_AUDIO}?_proj_for_speech", "encoder.speech"),
         **_projector(f"{_AUDIO}?_proj_for_vision_speech", "encoder.speech_beside_images"),
@@ -55,23 +47,23 @@ class Phi4MultimodalEncoder(MediaEncoder):
 
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
-        vision: Config = SIGLIP_SO | _VISION | config["vision_config"]
-        arch = read_tower(vision, patch_bias=True)
-        patch, side = size_of(vision, "patch_size"), size_of(vision, "image_size")
-        expect(vision, crop_size=side)
+        tower: Config = SIGLIP_SO | _VISION | config["vision_config"]
+        arch = vision.read_tower(tower, patch_bias=True)
+        patch, side = size_of(tower, "patch_size"), size_of(tower, "image_size")
+        expect(tower, crop_size=side)
         self._patch_size, self._grid = patch, side // patch
         if self._grid % 2:
             raise Unsupported(f"{self._grid} patches in a row are odd: only even ones are supported.")
-        self._layers = chosen_layers(
-            {"vision_feature_layer": vision.get("feature_layer", -2)}, len(arch.body.layers)
+        self._layers = vision.chosen_layers(
+            {"vision_feature_layer": tower.get("feature_layer", -2)}, len(arch.body.layers)
         )
-        self.tower = VisionTower(arch.shortened(self._layers[0]), build.at("tower"))
+        self.tower = vision.VisionTower(arch.shortened(self._layers[0]), build.at("tower"))
         self.between, self.newline = (
             Embedding(build.at(name), 1, arch.size) for name in ("between", "newline")
         )
         self.ear, size = Conformer(config["audio_config"], build.at("ear")), size_of(config, "hidden_size")
         self.projector, self.speech, self.speech_beside_images = (
-            Projector(build.at(name), (width, size, size), "gelu", True)
+            vision.Projector(build.at(name), (width, size, size), "gelu", True)
             for name, width in (
                 ("projector", arch.size),
                 ("speech", self.ear.size),
@@ -109,7 +101,7 @@ class Phi4MultimodalEncoder(MediaEncoder):
         places, seen = (
             torch.stack(x).to(pixels.device) for x in zip(*(self._places(*s) for s in sizes), strict=True)
         )
-        hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers, places, seen)
+        hidden = self.tower(vision.cut_patches(pixels, self._patch_size), self._layers, places, seen)
         halved = functional.avg_pool2d(hidden.unflatten(1, (side, side)).permute(0, 3, 1, 2), 2)
         parts = torch.split(halved.permute(0, 2, 3, 1), [1 + grid[0] * grid[1] for grid in grids])
         made = [self._packed(part, *grid) for part, grid in zip(parts, grids, strict=True)]

@@ -7,17 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from octavo.runtime.layers.pooler import ClassifierArch
-from octavo.runtime.models.arch import (
-    Arch,
-    Config,
-    arch_fields,
-    expect,
-    read_dense,
-    read_heads,
-    read_norm,
-    read_rope,
-    size_of,
-)
+from octavo.runtime.models import arch
 from octavo.runtime.models.encoder import Encoder, EncoderArch
 from octavo.runtime.models.weights import WeightMap, qkv, swap_halves, to
 
@@ -78,9 +68,9 @@ class NomicBert(Encoder):
     }
 
     @staticmethod
-    def arch_from_hf(config: Config) -> Arch:
-        expect(config, prenorm=False, rotary_emb_fraction=1.0, rotary_emb_interleaved=False)
-        expect(config, moe_every_n_layers=0, activation_function="swiglu", qkv_proj_bias=False)
+    def arch_from_hf(config: arch.Config) -> arch.Arch:
+        arch.expect(config, prenorm=False, rotary_emb_fraction=1.0, rotary_emb_interleaved=False)
+        arch.expect(config, moe_every_n_layers=0, activation_function="swiglu", qkv_proj_bias=False)
         config = {"rope_theta": 1000.0, "hidden_act": "silu", "type_vocab_size": 2} | config
         config |= {ours: config[own] for own, ours in NomicBert.OWN_NAMES.items() if own in config}
         return _arch({"layer_norm_eps": 1e-12, "activation_function": None} | config)
@@ -93,9 +83,9 @@ class GTE(Encoder):
     CLASSIFIER = NomicBert.CLASSIFIER
 
     @staticmethod
-    def arch_from_hf(config: Config) -> Arch:
-        expect(config, position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True)
-        expect(config, logn_attention_scale=False)
+    def arch_from_hf(config: arch.Config) -> arch.Arch:
+        arch.expect(config, position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True)
+        arch.expect(config, logn_attention_scale=False)
         config = {"rope_theta": 160000.0, "layer_norm_eps": 1e-12, "type_vocab_size": 1} | config
         return _arch(config, qkv_bias=True, out_bias=True, down_bias=True)
 
@@ -107,24 +97,24 @@ class JinaV3(Encoder):
     CLASSIFIER = replace(NomicBert.CLASSIFIER, dense="classifier.dense", out="classifier.out_proj")
 
     @staticmethod
-    def arch_from_hf(config: Config) -> Arch:
+    def arch_from_hf(config: arch.Config) -> arch.Arch:
         config = {"rope_theta": 20000.0, "layer_norm_eps": 1e-5, "type_vocab_size": 1} | config
         return _arch(config, qkv_bias=True, out_bias=True, gated=False, bias=True)
 
 
 def _arch(
-    config: Config, *, gated: bool = True, bias: bool = False, down_bias: bool = False, **heads: bool
-) -> Arch:
-    attention = read_heads(config, **heads)
-    own = arch_fields(
+    config: arch.Config, *, gated: bool = True, bias: bool = False, down_bias: bool = False, **heads: bool
+) -> arch.Arch:
+    attention = arch.read_heads(config, **heads)
+    own = arch.arch_fields(
         config,
         attention=attention,
-        feed_forward=read_dense(config, gated=gated, bias=bias, down_bias=down_bias),
-        rope=read_rope(config, attention.head_dim),
+        feed_forward=arch.read_dense(config, gated=gated, bias=bias, down_bias=down_bias),
+        rope=arch.read_rope(config, attention.head_dim),
         residual="normalised",
         final_norm=False,
-        norm=read_norm(config),
+        norm=arch.read_norm(config),
         tied_head=True,
     )
-    num_types = size_of(config, "type_vocab_size") if config["type_vocab_size"] else 0
+    num_types = arch.size_of(config, "type_vocab_size") if config["type_vocab_size"] else 0
     return EncoderArch(**own, num_token_types=num_types)

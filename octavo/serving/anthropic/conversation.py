@@ -11,15 +11,7 @@ import msgspec
 from msgspec import structs
 
 from octavo.base.errors import RequestError
-from octavo.serving.anthropic.protocol import (
-    Block,
-    CacheControl,
-    ClientTool,
-    CountTokensRequest,
-    MessagesRequest,
-    ToolChoice,
-    Turn,
-)
+from octavo.serving.anthropic import protocol
 from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool
 from octavo.serving.openai.protocol import Tool as ChatTool
 from octavo.serving.openai.turn import thinking_variables
@@ -38,7 +30,7 @@ _JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(body: CountTokensRequest) -> ChatRequest:
+def chat_request(body: protocol.CountTokensRequest) -> ChatRequest:
     """Not checked yet for what the engine can do. Raises RequestError, which names the field."""
     continues = body.messages[-1].role == "assistant"
     request = ChatRequest(
@@ -58,13 +50,13 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
         if config.format is not None:
             schema = {"name": "output", "schema": config.format.schema}
             request.response_format = {"type": "json_schema", "json_schema": schema}
-    if isinstance(body, MessagesRequest):
+    if isinstance(body, protocol.MessagesRequest):
         _set_sampling(request, body)
     request.retention_s = _retention_s(body)
     return request
 
 
-def kept_messages(body: CountTokensRequest) -> list[dict[str, Any]] | None:
+def kept_messages(body: protocol.CountTokensRequest) -> list[dict[str, Any]] | None:
     """The conversation up to its last breakpoint; None if there is none, or one for the whole."""
     if body.cache_control is not None:
         return None
@@ -75,7 +67,7 @@ def kept_messages(body: CountTokensRequest) -> list[dict[str, Any]] | None:
             return list(_messages(structs.replace(body, messages=[*body.messages[:number], last])))
     if any(map(_is_breakpoint, body.system or ())) or any(tool.cache_control for tool in body.tools or ()):
         # Templates ask for somebody who speaks.
-        return list(_messages(structs.replace(body, messages=[Turn("user", "")])))
+        return list(_messages(structs.replace(body, messages=[protocol.Turn("user", "")])))
     return None
 
 
@@ -83,7 +75,7 @@ def _is_breakpoint(block: object) -> bool:
     return isinstance(block, dict) and bool(block.get("cache_control"))
 
 
-def _retention_s(body: CountTokensRequest) -> float | None:
+def _retention_s(body: protocol.CountTokensRequest) -> float | None:
     contents = [body.system, *(message.content for message in body.messages)]
     blocks = [block for content in contents if isinstance(content, list) for block in content]
     given: list[object] = [block["cache_control"] for block in blocks if block.get("cache_control")]
@@ -93,14 +85,16 @@ def _retention_s(body: CountTokensRequest) -> float | None:
             f"A maximum of {_MOST_BREAKPOINTS} blocks with cache_control may be provided. Found {len(given)}"
         )
     try:
-        controls = [msgspec.convert(control, CacheControl, from_attributes=True) for control in given]
+        controls = [
+            msgspec.convert(control, protocol.CacheControl, from_attributes=True) for control in given
+        ]
     except msgspec.ValidationError as error:
         allowed = '{"type": "ephemeral"}, with a ttl of "5m" or "1h" if need be'
         raise _wrong(f"cache_control must be {allowed} ({error})") from None
     return max((_TTLS_S[control.ttl] for control in controls), default=None)
 
 
-def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
+def _set_sampling(request: ChatRequest, body: protocol.MessagesRequest) -> None:
     for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "lora"):
         setattr(request, name, getattr(body, name))
     request.stop = body.stop_sequences
@@ -108,13 +102,13 @@ def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
         request.thinking_token_budget = body.thinking.budget_tokens
 
 
-def _shows_thinking(body: CountTokensRequest) -> bool:
+def _shows_thinking(body: protocol.CountTokensRequest) -> bool:
     """A client that did not ask for thoughts need not know what to do with them."""
     thinking = body.thinking
     return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 
 
-def _messages(body: CountTokensRequest) -> Iterator[dict[str, Any]]:
+def _messages(body: protocol.CountTokensRequest) -> Iterator[dict[str, Any]]:
     if body.system:
         yield {"role": "system", "content": _content(body.system, "system")}
     for message in body.messages:
@@ -124,7 +118,7 @@ def _messages(body: CountTokensRequest) -> Iterator[dict[str, Any]]:
             yield from _asked(message)
 
 
-def _assistant(message: Turn) -> dict[str, Any]:
+def _assistant(message: protocol.Turn) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
     calls, texts = [], []
@@ -139,7 +133,7 @@ def _assistant(message: Turn) -> dict[str, Any]:
     return turn | {"tool_calls": calls} if calls else turn
 
 
-def _asked(message: Turn) -> Iterator[dict[str, Any]]:
+def _asked(message: protocol.Turn) -> Iterator[dict[str, Any]]:
     """A turn of the user's: results of tools, then what is said."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
@@ -161,7 +155,7 @@ def _asked(message: Turn) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": _content(said, "messages")}
 
 
-def _content(content: str | list[Block], parameter: str) -> str | list[Block]:
+def _content(content: str | list[protocol.Block], parameter: str) -> str | list[protocol.Block]:
     if isinstance(content, str):
         return content
     if parameter == "messages" and any(_is_image(block) for block in content):
@@ -176,7 +170,7 @@ def _is_image(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "image"
 
 
-def _image(block: Block) -> Block:
+def _image(block: protocol.Block) -> protocol.Block:
     match block.get("source"):
         case {"type": "base64", "media_type": str(kind), "data": str(data)}:
             url = f"data:{kind};base64,{data}"
@@ -196,13 +190,13 @@ def _text(block: Any, parameter: str = "messages") -> str:
     raise _wrong(f"A content block of type {str(kind)[:40]!r} is not supported: {reason}", parameter)
 
 
-def _field(block: Block, name: str, kind: type, parameter: str = "messages") -> Any:
+def _field(block: protocol.Block, name: str, kind: type, parameter: str = "messages") -> Any:
     if not isinstance(value := block.get(name), kind):
         raise _wrong(f"A {block['type']} block needs {name} as a JSON {_JSON_NAMES[kind]}", parameter)
     return value
 
 
-def _tool(tool: ClientTool) -> ChatTool:
+def _tool(tool: protocol.ClientTool) -> ChatTool:
     if tool.type not in (None, "custom"):
         raise _wrong(
             f"A tool of type {tool.type[:40]!r} is not there: describe a tool by name and input_schema, and "
@@ -212,7 +206,7 @@ def _tool(tool: ClientTool) -> ChatTool:
     return ChatTool(Function(tool.name, tool.description, tool.input_schema, tool.strict))
 
 
-def _choice(choice: ToolChoice | None) -> Any:
+def _choice(choice: protocol.ToolChoice | None) -> Any:
     if choice is None:
         return None
     if choice.type != "tool":

@@ -11,21 +11,13 @@ from uuid import uuid4
 import msgspec
 
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
-from octavo.serving.anthropic.answers import (
-    Block,
-    Message,
-    MessageUsage,
-    StopReason,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-)
+from octavo.serving.anthropic import answers
 from octavo.serving.openai.answers import Usage
 from octavo.serving.openai.turn import TurnEnd, TurnEvent, TurnStart
 from octavo.serving.openai.usage import CacheUse
 from octavo.serving.streaming import StreamEvent
 
-_STOP_REASONS: dict[str, StopReason] = {
+_STOP_REASONS: dict[str, answers.StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -37,7 +29,9 @@ class MessageAnswer:
     """Fed with all events of a turn, in order."""
 
     def __init__(self, message_id: str, model: str) -> None:
-        self.message = Message(id=message_id, model=model, content=[], usage=MessageUsage(0, 0))
+        self.message = answers.Message(
+            id=message_id, model=model, content=[], usage=answers.MessageUsage(0, 0)
+        )
         """So far; whole when the turn has ended."""
         self._pieces: list[str] = []
         """Of the last block."""
@@ -53,24 +47,24 @@ class MessageAnswer:
                 yield {"type": "message_start", "message": self.message}
                 yield {"type": "ping"}
             case Text(text):
-                yield from self._continue(TextBlock(""))
+                yield from self._continue(answers.TextBlock(""))
                 yield self._more(text, "text", "text")
             case Reasoning(text):
-                yield from self._continue(ThinkingBlock(""))
+                yield from self._continue(answers.ThinkingBlock(""))
                 yield self._more(text, "thinking", "thinking")
             case CallStart(_, name):
-                yield from self._begin(ToolUseBlock(f"toolu_{uuid4().hex[:24]}", name, {}))
+                yield from self._begin(answers.ToolUseBlock(f"toolu_{uuid4().hex[:24]}", name, {}))
             case CallArguments(_, text):
                 yield self._more(text, "input_json", "partial_json")
             case TurnEnd():
                 yield from self._finish(event)
 
-    def _continue(self, block: Block) -> Iterator[StreamEvent]:
+    def _continue(self, block: answers.Block) -> Iterator[StreamEvent]:
         """Go on with the last block if it is of this kind, else begin this one."""
         if not (self._is_open and type(self.message.content[-1]) is type(block)):
             yield from self._begin(block)
 
-    def _begin(self, block: Block) -> Iterator[StreamEvent]:
+    def _begin(self, block: answers.Block) -> Iterator[StreamEvent]:
         yield from self._close()
         self.message.content.append(block)
         self._is_open = True
@@ -85,12 +79,12 @@ class MessageAnswer:
             return
         text = "".join(self._pieces)
         match self.message.content[-1]:
-            case TextBlock() as block:
+            case answers.TextBlock() as block:
                 block.text = text
-            case ThinkingBlock() as block:
+            case answers.ThinkingBlock() as block:
                 block.thinking = text
                 yield self._of_block("delta", delta={"type": "signature_delta", "signature": ""})
-            case ToolUseBlock() as block:
+            case answers.ToolUseBlock() as block:
                 block.input = _object(text)
         yield self._of_block("stop")
         self._pieces, self._is_open = [], False
@@ -110,9 +104,9 @@ class MessageAnswer:
         yield {"type": "message_stop"}
 
 
-def _usage(usage: Usage, cache: CacheUse) -> MessageUsage:
+def _usage(usage: Usage, cache: CacheUse) -> answers.MessageUsage:
     num_others = usage.prompt_tokens - cache.num_read - cache.num_created
-    return MessageUsage(num_others, usage.completion_tokens, cache.num_read, cache.num_created)
+    return answers.MessageUsage(num_others, usage.completion_tokens, cache.num_read, cache.num_created)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -11,14 +11,7 @@ import msgspec
 
 from octavo.base.errors import RequestError, wrong
 from octavo.serving.foreign_fields import note_once
-from octavo.serving.openai.protocol import (
-    ChatRequest,
-    Function,
-    NamedFunction,
-    NamedTool,
-    SamplingFields,
-    Tool,
-)
+from octavo.serving.openai import protocol
 from octavo.serving.responses.protocol import CreateResponse, Item, TextFormat
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
@@ -40,18 +33,18 @@ def input_items(body: CreateResponse) -> list[Item]:
     return [item if item.get("id") else {**item, "id": f"msg_{uuid4().hex}"} for item in items]
 
 
-def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
+def chat_request(body: CreateResponse, items: Sequence[Item]) -> protocol.ChatRequest:
     """Not checked yet for what the engine can do. Raises RequestError, which names the field.
 
     items: the whole conversation
     """
     _refuse(body)
-    given = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    given = {name: getattr(body, name) for name in protocol.SamplingFields.__struct_fields__}
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _response_format(body.text.format)
     if body.truncation == "auto":
         given["truncate_prompt_tokens"] = -1
-    return ChatRequest(
+    return protocol.ChatRequest(
         **given,
         messages=_messages(body.instructions, items),
         tools=_tools(body.tools or []) or None,
@@ -166,16 +159,16 @@ def _string(item: Item, name: str) -> str:
     return value
 
 
-def _tools(tools: Iterable[dict[str, Any]]) -> list[Tool]:
+def _tools(tools: Iterable[dict[str, Any]]) -> list[protocol.Tool]:
     """The functions. Tools that OpenAI's servers run are left out: some programs always send them."""
     for kind in sorted({str(tool.get("type"))[:40] for tool in tools} - {"function"}):
         note_once("tools", kind, "is not there: octavo runs no tools. The model is not told of it.")
     return [_tool(tool) for tool in tools if tool.get("type") == "function"]
 
 
-def _tool(tool: dict[str, Any]) -> Tool:
+def _tool(tool: dict[str, Any]) -> protocol.Tool:
     try:
-        return Tool(msgspec.convert(tool, Function))
+        return protocol.Tool(msgspec.convert(tool, protocol.Function))
     except msgspec.ValidationError as error:
         raise RequestError(f"tools: {error}.", "tools") from None
 
@@ -185,7 +178,7 @@ def _choice(choice: Any) -> Any:
         case None | "none" | "auto" | "required":
             return choice
         case {"type": "function", "name": str(name)}:
-            return NamedTool(NamedFunction(name))
+            return protocol.NamedTool(protocol.NamedFunction(name))
     raise RequestError(
         'tool_choice must be none, auto, required or {"type": "function", "name": …}.', "tool_choice"
     )

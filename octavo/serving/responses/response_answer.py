@@ -15,20 +15,7 @@ from octavo.serving.errors import http_error, message_of
 from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensDetails, TokenLogprob
 from octavo.serving.openai.tools import call_id
 from octavo.serving.openai.turn import TextLogprobs, TurnEnd, TurnEvent, TurnStart
-from octavo.serving.responses.answers import (
-    CallItem,
-    Fault,
-    IncompleteDetails,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    Part,
-    ReasoningItem,
-    ReasoningText,
-    Response,
-    ResponseUsage,
-    Status,
-)
+from octavo.serving.responses import answers
 from octavo.serving.streaming import StreamEvent
 
 _TEXT, _THOUGHT = "output_text", "reasoning_text"
@@ -37,7 +24,7 @@ _TEXT, _THOUGHT = "output_text", "reasoning_text"
 class ResponseAnswer:
     """Fed with all events of a turn, in order."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: answers.Response) -> None:
         self.response = response
         """So far; whole when the turn has ended."""
         self._pieces: list[str] = []
@@ -58,17 +45,23 @@ class ResponseAnswer:
                 yield self._event("created", response=self.response)
                 yield self._event("in_progress", response=self.response)
             case Text(text):
-                if not self._goes_on(MessageItem):
-                    yield from self._begin(MessageItem(id=_new_id("msg"), content=[]), OutputText(""))
+                if not self._goes_on(answers.MessageItem):
+                    yield from self._begin(
+                        answers.MessageItem(id=_new_id("msg"), content=[]), answers.OutputText("")
+                    )
                 yield self._text_delta(_TEXT, text)
             case TextLogprobs(entries):
                 self._next_logprobs = entries
             case Reasoning(text):
-                if not self._goes_on(ReasoningItem):
-                    yield from self._begin(ReasoningItem(id=_new_id("rs"), content=[]), ReasoningText(""))
+                if not self._goes_on(answers.ReasoningItem):
+                    yield from self._begin(
+                        answers.ReasoningItem(id=_new_id("rs"), content=[]), answers.ReasoningText("")
+                    )
                 yield self._text_delta(_THOUGHT, text)
             case CallStart(_, name, given):
-                yield from self._begin(CallItem(id=_new_id("fc"), call_id=given or call_id(), name=name))
+                yield from self._begin(
+                    answers.CallItem(id=_new_id("fc"), call_id=given or call_id(), name=name)
+                )
             case CallArguments(_, text):
                 self._pieces.append(text)
                 yield self._in_item("function_call_arguments.delta", delta=text)
@@ -83,14 +76,14 @@ class ResponseAnswer:
     def fail(self, error: BaseException) -> Iterator[StreamEvent]:
         """The response ends here: what a stream tells before `told_end`. To be exhausted."""
         self.response.status = "failed"
-        self.response.error = Fault(message_of(http_error(error)))
+        self.response.error = answers.Fault(message_of(http_error(error)))
         self._cut()
         yield from self._close()
 
-    def _goes_on(self, kind: type[OutputItem]) -> bool:
+    def _goes_on(self, kind: type[answers.OutputItem]) -> bool:
         return self._is_open and isinstance(self.response.output[-1], kind)
 
-    def _begin(self, item: OutputItem, part: Part | None = None) -> Iterator[StreamEvent]:
+    def _begin(self, item: answers.OutputItem, part: answers.Part | None = None) -> Iterator[StreamEvent]:
         yield from self._close()
         self.response.output.append(item)
         self._is_open = True
@@ -106,15 +99,15 @@ class ResponseAnswer:
         self._pieces, self._is_open = [], False
         if item.status == "in_progress":
             item.status = "completed"
-        if isinstance(item, CallItem):
+        if isinstance(item, answers.CallItem):
             item.arguments = text
             yield self._in_item("function_call_arguments.done", name=item.name, arguments=text)
         else:
             part, logprobs = item.content[0], self._logprobs
             part.text, self._logprobs = text, []
-            if isinstance(part, OutputText):
+            if isinstance(part, answers.OutputText):
                 part.logprobs = logprobs
-            kind = _TEXT if isinstance(item, MessageItem) else _THOUGHT
+            kind = _TEXT if isinstance(item, answers.MessageItem) else _THOUGHT
             yield self._in_item(f"{kind}.done", content_index=0, text=text, logprobs=logprobs)
             yield self._in_item("content_part.done", content_index=0, part=part)
         yield self._item("done")
@@ -126,13 +119,13 @@ class ResponseAnswer:
 
     def _settle(self, end: TurnEnd) -> None:
         response, usage = self.response, end.usage
-        status: Status = "incomplete" if end.finish_reason == "length" else "completed"
+        status: answers.Status = "incomplete" if end.finish_reason == "length" else "completed"
         response.status = status
         response.completed_at = int(time.time())
         if status == "incomplete":
-            response.incomplete_details = IncompleteDetails()
+            response.incomplete_details = answers.IncompleteDetails()
             self._cut()
-        response.usage = ResponseUsage(
+        response.usage = answers.ResponseUsage(
             usage.prompt_tokens,
             usage.prompt_tokens_details or PromptTokensDetails(0),
             usage.completion_tokens,

@@ -8,40 +8,35 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
-from octavo.frontend.media.processors.interface import (
-    BILINEAR,
-    HALF,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
+from octavo.frontend.media.processors import interface
 
 _LINES = "\n\n"
 _MOST_NEWLINES = 16
 
 
-class Gemma3Processor(ImageProcessor):
+class Gemma3Processor(interface.ImageProcessor):
     """Tokens of an image see each other; lines are left free around them."""
 
-    DEFAULTS: ClassVar[Settings] = HALF | {
+    DEFAULTS: ClassVar[interface.Settings] = interface.HALF | {
         "size": {"height": 224, "width": 224},
-        "resample": BILINEAR,
+        "resample": interface.BILINEAR,
         "do_pan_and_scan": False,
         "pan_and_scan_min_crop_size": 256,
         "pan_and_scan_max_num_crops": 4,
         "pan_and_scan_min_ratio_to_activate": 1.2,
     }
-    OPTIONS = ImageProcessor.OPTIONS | {name for name in DEFAULTS if "pan_and_scan" in name}
+    OPTIONS = interface.ImageProcessor.OPTIONS | {name for name in DEFAULTS if "pan_and_scan" in name}
     sees_itself: ClassVar[bool] = True
 
-    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+    def __init__(
+        self, config: interface.Settings, settings: interface.Settings, encode: interface.Encode
+    ) -> None:
         super().__init__(config, settings, encode)
         self.marker_id = config.get("boi_token_index", 255_999)
         self._newlines: dict[int, int] | None = None
 
     @staticmethod
-    def prepare(image: Image.Image, settings: Settings) -> Arrays:
+    def prepare(image: Image.Image, settings: interface.Settings) -> interface.Arrays:
         images = [image, *(_parts(image, settings) if settings["do_pan_and_scan"] else [])]
         if settings.get("do_resize", True):
             size = settings["size"]

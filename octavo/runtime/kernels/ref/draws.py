@@ -3,27 +3,18 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import (
-    IN_PROMPT,
-    WHOLE_VOCABULARY,
-    Choice,
-    Draws,
-    Limits,
-    Scored,
-    Scores,
-    TokenLists,
-    Truncation,
-    Words,
-)
+from octavo.runtime.kernels import sampling
 
 
-def draw(logits: Tensor, draws: Draws | None = None, truncation: Truncation | None = None) -> Choice:
+def draw(
+    logits: Tensor, draws: sampling.Draws | None = None, truncation: sampling.Truncation | None = None
+) -> sampling.Choice:
     """See sampling.Draw."""
     wide = logits.double()
     max_logits = wide.amax(dim=1)
     greedy = (wide == max_logits[:, None]).int().argmax(dim=1)
     if draws is None:
-        return Choice(greedy, max_logits.float())
+        return sampling.Choice(greedy, max_logits.float())
     temperature, noise = draws
     if truncation is not None:
         ids = torch.arange(logits.shape[1], device=logits.device)
@@ -33,10 +24,10 @@ def draw(logits: Tensor, draws: Draws | None = None, truncation: Truncation | No
     ends = ((wide - max_logits[:, None]) / degrees).exp().cumsum(dim=1)
     drawn = torch.searchsorted(ends, noise[:, None] * ends[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[1] - 1)
-    return Choice(drawn.where(temperature > 0, greedy), max_logits.float())
+    return sampling.Choice(drawn.where(temperature > 0, greedy), max_logits.float())
 
 
-def truncate(logits: Tensor, limits: Limits) -> Truncation:
+def truncate(logits: Tensor, limits: sampling.Limits) -> sampling.Truncation:
     """See sampling.FindTruncation."""
     temperature, top_k, top_p, min_p = limits
     size = logits.shape[1]
@@ -52,7 +43,7 @@ def truncate(logits: Tensor, limits: Limits) -> Truncation:
     values, last_ids = ordered.gather(1, last)[:, 0], ids.gather(1, last)[:, 0]
     off = (top_k < 1) & (top_p >= 1) & (min_p <= 0)
     values, last_ids = values.masked_fill(off, float("-inf")), last_ids.masked_fill(top_p >= 1, size)
-    return Truncation(values.float(), last_ids.int())
+    return sampling.Truncation(values.float(), last_ids.int())
 
 
 def forbid(logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None:
@@ -67,7 +58,7 @@ def widen(logits: Tensor) -> Tensor:
     return logits.float().contiguous()
 
 
-def ban(logits: Tensor, words: Words, ids: Tensor, lengths: Tensor) -> None:
+def ban(logits: Tensor, words: sampling.Words, ids: Tensor, lengths: Tensor) -> None:
     """See sampling.Ban: every word's prefix is compared with the end of its request's output, all at once."""
     rows, last, prefixes, owners, lists = words
     # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
@@ -79,24 +70,26 @@ def ban(logits: Tensor, words: Words, ids: Tensor, lengths: Tensor) -> None:
     logits.view(-1).scatter_reduce_(0, rows * logits.shape[1] + last, ceiling, "amin")
 
 
-def penalize(logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, strengths: Tensor) -> None:
+def penalize(
+    logits: Tensor, rows: Tensor, lists: sampling.TokenLists, owners: Tensor, strengths: Tensor
+) -> None:
     """See sampling.Penalize. Source: vLLM's formulas; repetition as in Keskar et al., "CTRL", 2019."""
     marks = lists.counts[lists.rows]
-    counts = marks % IN_PROMPT
+    counts = marks % sampling.IN_PROMPT
     repetition, frequency, presence = strengths[owners, :, None].unbind(dim=1)
     values = logits[rows]
     repeated = torch.where(values > 0, values / repetition, values * repetition)
     logits[rows] = torch.where(marks > 0, repeated, values) - frequency * counts - presence * (counts > 0)
 
 
-def count(lists: TokenLists, token_ids: Tensor) -> None:
+def count(lists: sampling.TokenLists, token_ids: Tensor) -> None:
     """See sampling.Count."""
     before = lists.counts[lists.rows, token_ids]
     lists.ids[lists.rows, lists.lengths] = token_ids.where(before == 0, -1)
     lists.counts[lists.rows, token_ids] = before + 1
 
 
-def score(logits: Tensor, scored: Scored) -> Scores:
+def score(logits: Tensor, scored: sampling.Scored) -> sampling.Scores:
     """See sampling.Score."""
     rows, token_ids, num_top, normalise, listed_ids = scored
     values = logits[rows].double()
@@ -104,12 +97,12 @@ def score(logits: Tensor, scored: Scored) -> Scores:
         values = values.log_softmax(dim=1)
     if listed_ids is None:
         listed_ids = values.sort(dim=1, descending=True, stable=True).indices
-        listed_ids = listed_ids if num_top == WHOLE_VOCABULARY else listed_ids[:, :num_top]
+        listed_ids = listed_ids if num_top == sampling.WHOLE_VOCABULARY else listed_ids[:, :num_top]
         ranks = torch.arange(1, listed_ids.shape[1] + 1, device=logits.device).expand_as(listed_ids)
     else:
         ranks = 1 + (values[:, None] > values.gather(1, listed_ids)[:, :, None]).sum(dim=2)
     chosen = values.gather(1, token_ids[:, None])
-    return Scores(
+    return sampling.Scores(
         torch.cat([token_ids[:, None], listed_ids], dim=1),
         torch.cat([chosen, values.gather(1, listed_ids)], dim=1).float(),
         torch.cat([1 + (values > chosen).sum(dim=1, keepdim=True), ranks], dim=1),
