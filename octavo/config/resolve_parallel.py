@@ -118,8 +118,8 @@ def check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
     heads = checkpoint.text_config.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0 and heads % tp_size:
         raise ConfigError(
-            f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
-            "use a size that does."
+            f"Total number of attention heads ({heads}) must be divisible by tensor parallel size "
+            f"({tp_size}): choose another tensor_parallel_size."
         )
     if tp_size % (dcp_size := parallel.decode_context_parallel_size):
         raise ConfigError(f"tp_size={tp_size} must be divisible by dcp_size={dcp_size}.")

@@ -92,7 +92,8 @@ class ServedAdapters:
         if (known := self._known.get(name)) is not None or not self._config.lora_folder:
             return known
         lora = self._engine.config.lora
-        if not (lora.enable_lora or lora.enable_prompt_adapter) or "\0" in name:
+        is_plain = "\0" not in name and ".." not in Path(name).parts and str(Path(name)) == name
+        if not (lora.enable_lora or lora.enable_prompt_adapter) or not is_plain:
             return None
         folder = Path(self._config.lora_folder, name)
         for path, file in (folder, folder / CONFIG), (folder.with_name(f"{folder.name}{SUFFIX}"),) * 2:

@@ -105,7 +105,7 @@ async def test_each_name_is_its_adapter_s(client, made):
     assert (await client.get("/v1/models/blue")).json() == listed["blue"]
     error = await post(client, "/v1/completions", 404, model="yellow", prompt=PROMPT)
     assert "'yellow' does not exist" in error.text
-    for outside in ("../base", "/etc", ".", "red/../../base", "red\0"):
+    for outside in ("../base", "/etc", ".", "red/../../base", "red\0", "blue/../red", "./red", "red//"):
         await post(client, "/v1/completions", 404, model=outside, prompt=PROMPT)
 
 

@@ -115,7 +115,11 @@ def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_ll
             ConfigError,
             r"data_parallel_start_rank \(3\) \+ that at most data_parallel_size \(4\)",
         ),
-        ({"tensor_parallel_size": 3}, ConfigError, "does not divide the model's 8 attention heads"),
+        (
+            {"tensor_parallel_size": 3},
+            ConfigError,
+            r"attention heads \(8\) must be divisible by tensor parallel size \(3\)",
+        ),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(models, make_llm, options, error, text):

@@ -127,6 +127,6 @@ def check_heads(num_heads: int, tp_size: int) -> None:
     """Raise ConfigError unless every rank gets the same number of heads."""
     if num_heads % tp_size:
         raise ConfigError(
-            f"tensor_parallel_size={tp_size} does not divide the model's {num_heads} attention heads; "
-            "use a size that does."
+            f"Total number of attention heads ({num_heads}) must be divisible by tensor parallel size "
+            f"({tp_size}): choose another tensor_parallel_size."
         )
