@@ -172,8 +172,10 @@ def _use_staged_weights(parts: Parts, arguments: dict[str, Any]) -> None:
 
 
 def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
-    """Return how many requests have the adapter of the folder `path`, alone or in a sum."""
-    return sum(arguments["path"] in r.spec.adapter_paths for r in parts.scheduler.requests.values())
+    """Return how many requests, queued ones too, have the adapter of the folder `path`, alone or in a sum."""
+    specs = [request.spec for request in parts.scheduler.requests.values()]
+    specs += [request.spec for request in parts.pause_state.queued.values()]
+    return sum(arguments["path"] in spec.adapter_paths for spec in specs)
 
 
 def _pin_prefix(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any] | None:

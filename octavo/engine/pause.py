@@ -17,7 +17,7 @@ class PauseState:
         self.is_frozen = False
         self.asleep: set[str] = set()
         """What the workers have given up: weights, kv_cache."""
-        self._queued: dict[str, EngineRequest] = {}
+        self.queued: dict[str, EngineRequest] = {}
 
     def pause(self, *, freeze: bool) -> None:
         """Queue new requests; `freeze`: give out no more steps."""
@@ -33,19 +33,19 @@ class PauseState:
     def queue_if_paused(self, request: EngineRequest) -> bool:
         """Return True if `request` was queued. One that follows an accepted request is part of it."""
         leader_id = request.sharing.leader_id
-        goes_on = bool(leader_id) and leader_id not in self._queued
+        goes_on = bool(leader_id) and leader_id not in self.queued
         if not self.is_paused or goes_on:
             return False
-        self._queued[request.request_id] = request
+        self.queued[request.request_id] = request
         return True
 
     def drop_queued(self, request_ids: Iterable[str]) -> list[EngineRequest]:
         """Remove and return those of these requests that are queued."""
-        return [self._queued.pop(request_id) for request_id in request_ids if request_id in self._queued]
+        return [self.queued.pop(request_id) for request_id in request_ids if request_id in self.queued]
 
     def take_queued(self) -> list[EngineRequest]:
         """Return the queued requests in order of arrival once the engine runs again; until then, none."""
         if self.is_paused:
             return []
-        waited, self._queued = list(self._queued.values()), {}
+        waited, self.queued = list(self.queued.values()), {}
         return waited

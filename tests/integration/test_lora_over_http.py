@@ -244,18 +244,23 @@ async def test_bad_adapters_disturb_nobody(client, made, tmp_path):
 
 
 async def test_unloading_waits_or_is_refused(client, made):
+    """The request waits for the engine, which stands still until all has been looked at, and counts."""
     await post(client, "/v1/load_lora_adapter", lora_name="used", lora_path="blue")
+    engine, path = client.app.state.engines.of(), str(made[1] / "blue")
+    await engine.pause_generation("keep")
     running = asyncio.create_task(completed(client, "used", max_tokens=200))
-    path = str(made[1] / "blue")
-    while not await client.app.state.engines.of().num_lora_users(path):
+    while not await engine.num_lora_users(path):
         await asyncio.sleep(0.01)
     refused = await post(client, "/v1/unload_lora_adapter", 409, lora_name="used", wait_s=0)
     assert "is in use by 1 requests" in refused.text
     unloading = asyncio.create_task(post(client, "/v1/unload_lora_adapter", lora_name="used"))
-    await asyncio.sleep(0.05)
+    while "used" in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}:
+        await asyncio.sleep(0.01)
     await post(client, "/v1/completions", 404, model="used", prompt=PROMPT)
+    assert not unloading.done() and not running.done()
+    await engine.resume_generation()
+    assert await running == greedy(made[2]["blue"], PROMPT, 200)
     await unloading
-    assert running.done() and await running == greedy(made[2]["blue"], PROMPT, 200)
 
 
 async def test_metrics(client):
