@@ -24,13 +24,20 @@ print(environment.get("PYTHONPYCACHEPREFIX", "").startswith(os.environ["OCTAVO_C
 
 
 @pytest.mark.parametrize(
-    ("forbidden", "is_there", "printed"),
-    [("1", False, "True True True"), ("1", True, "True False False"), ("", False, "True False False")],
+    ("forbidden", "is_there", "is_open", "printed"),
+    [
+        ("1", False, False, "True True True"),
+        ("1", True, False, "True False False"),
+        ("", False, False, "True False False"),
+        ("1", False, True, "False False False"),
+    ],
 )
-def test_where_it_is(tmp_path, forbidden, is_there, printed):
+def test_where_it_is(tmp_path, forbidden, is_there, is_open, printed):
     source = tmp_path / "site" / "torch" / "__init__.py"
     source.parent.mkdir(parents=True)
     source.write_text("")
+    if is_open:
+        (tmp_path / "cache" / "bytecode").mkdir(0o755, parents=True)
     if is_there:
         subprocess.run([sys.executable, "-m", "compileall", "-q", str(source)], check=True)
     given = {
