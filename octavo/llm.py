@@ -130,10 +130,8 @@ class LLM(VerbsInThread, PoolingMethods):
         every_params: Sequence[SamplingParams | PoolingParams],
         keywords: RequestKeywords,
     ) -> list[PreparedRequest]:
-        processor, every_options = (
-            self.llm_engine.input_processor,
-            RequestOptions.parse_each(keywords, len(given)),
-        )
+        processor = self.llm_engine.input_processor
+        every_options = RequestOptions.parse_each(keywords, len(given))
         listed = processor.tokenized(given, every_options[0].tokenization) if given else given
         return [
             processor.process(prompt, params, options, request_id=str(next(self.request_counter)))

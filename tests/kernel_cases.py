@@ -388,6 +388,14 @@ def _cut_chunks() -> Iterator[Case]:
         yield Case(f"{lengths}", (batch, tables[: len(ends)], size, blocks, most), tolerance=0)
 
 
+def _distance_attention() -> Iterator[Case]:
+    for dtype, size in product((torch.float32, torch.bfloat16, torch.float16), (64, 20)):
+        paged = make_paged(_RAGGED, heads=4, kv_heads=2, head_dim=size, block_size=5, dtype=dtype)
+        for count in (129, 7):
+            name = f"heads of {size} {dtype} {count} terms"
+            yield Case(name, (*paged.args(), torch.randn(count, 8)[:, 2:6] * 3, 0.3))
+
+
 def _matmul() -> Iterator[Case]:
     for name in TYPE_NAMES:
         for m, n, k in ((1, 30, 512), (2, 7, 256), (6, 97, 768), (33, 64, 256)):
@@ -714,6 +722,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "rotary_tables": _rotary_tables,
     "cut_chunks": _cut_chunks,
+    "distance_attention": _distance_attention,
     "add_norm": _add_norm,
     "layer_norm": _layer_norm,
     "activate": _activate,
@@ -773,10 +782,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     """The case's arguments with no tokens."""
-    if op == "paged_attention":
-        q, cache, tables, batch, scores = case.args
+    if op in ("paged_attention", "distance_attention"):
+        q, cache, tables, batch, *rest = case.args
         none = Ragged(cu_q_lens=batch.cu_q_lens[:1], kv_lens=batch.kv_lens[:0])
-        return q[:0], cache, tables[:0], none, scores
+        return q[:0], cache, tables[:0], none, *rest
     if op in ("causal_conv", "scan"):
         first, how, states, *rest = case.args
         none = Ragged(cu_q_lens=states.batch.cu_q_lens[:1], kv_lens=states.batch.kv_lens[:0])

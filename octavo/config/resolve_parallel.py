@@ -58,11 +58,8 @@ def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
 
 
 def _check_replicas(parallel: ParallelConfig) -> None:
-    size, local, start = (
-        parallel.data_parallel_size,
-        parallel.data_parallel_size_local,
-        parallel.data_parallel_start_rank,
-    )
+    size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
+    start = parallel.data_parallel_start_rank
     if not parallel.data_parallel_hybrid_lb:
         if local not in (0, size) or start:
             raise ConfigError(

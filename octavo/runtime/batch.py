@@ -108,7 +108,9 @@ class ForwardBatch(Ragged):
     token_types: torch.Tensor | None = None
     """[T] int64, 1 for tokens of the second text of a pair; None = all 0."""
     position_bias: PositionBias | None = None
-    """Of models whose scores depend on distances, too."""
+    """Of models whose scores depend on distances, too; where tokens see each other,"""
+    distance_terms: torch.Tensor | None = None
+    """and where they see earlier ones in the cache, as in kernels.attention.DistanceAttention."""
     is_looked_up: bool = False
     """Adapters change embeddings or whole matrices: no recorded step does that."""
     entered: torch.Tensor | None = None

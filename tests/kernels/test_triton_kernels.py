@@ -116,7 +116,7 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
 
 
 ALWAYS_WIDE = {"ban", "block_dequantize", "count", "forbid", "penalize", "row_limits", "rotary_tables"}
-ALWAYS_WIDE |= {"cut_chunks"}
+ALWAYS_WIDE |= {"cut_chunks", "distance_attention"}
 
 
 @pytest.mark.gpu

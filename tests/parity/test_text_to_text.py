@@ -11,6 +11,7 @@ from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5F
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import PromptTooLong, RequestError
+from octavo.runtime.kernels.cpu.library import Library, load_library
 from tests.tiny_media import save_tokenizer
 from tests.tiny_speech import spread
 
@@ -92,6 +93,25 @@ def difference(requests, outputs, kind="bart"):
         ours = torch.tensor([[row[i].logprob for i in range(VOCAB)] for row in output.outputs[0].logprobs])
         worst = max(worst, (ours - expected).abs().max().item() / max(1.0, expected.abs().max().item() / 10))
     return worst
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_one_call_each(kind, monkeypatch):
+    if load_library() is None:
+        pytest.skip("the kernels of CPUs are missing")
+    count, replay = [0], Library.replay
+
+    def counted(library, log):
+        count[0] += 1
+        replay(library, log)
+
+    monkeypatch.setattr(Library, "replay", counted)
+    made = []
+    for is_eager in (True, False):
+        outputs = make_llm(kind, enforce_eager=is_eager).generate(make_requests(), PARAMS, use_tqdm=False)
+        made.append([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs])
+        assert count[0] == 0 if is_eager else count[0] >= 5
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ class MergeParts(Protocol):
         """
 
 
+DistanceAttention = Callable[[Tensor, Tensor, Tensor, Ragged, Tensor, float], Tensor]
+"""Causal attention of q over a cache of floats as in PagedAttention, by its block tables and batch.
+
+Last: terms of scores [N, H], of keys 0 … N - 1 positions before a query, N - 1 for all farther ones; a scale.
+"""
 PackedAttention = Callable[[HeadInputs, Ragged, Scores], Tensor | None]
 """Attends whole requests to both sides, without a cache; None where `PagedAttention` has to."""
 
@@ -228,6 +233,7 @@ class AttentionKernels:
     paged_attention: PagedAttention
     rotary_tables: RotaryTables
     cut_chunks: CutChunks
+    distance_attention: DistanceAttention
     latent_prompts: LatentPrompts | None = None
     merge_parts: MergeParts | None = None
     """None: as fast by torch's own."""

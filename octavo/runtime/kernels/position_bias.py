@@ -11,12 +11,9 @@ from torch.nn import functional
 class PositionBias:
     """Is made once per step, shared by its layers."""
 
-    def __init__(self, by_distance: Tensor, starts: list[int], *, is_causal: bool = False) -> None:
-        """by_distance: [H, 2 * N + 1], terms of keys -N … N positions behind the query; starts: [R + 1]
-
-        is_causal: for layers that keep keys and values (attend_cached)
-        """
-        self._by_distance, self._starts, self.is_causal = by_distance, starts, is_causal
+    def __init__(self, by_distance: Tensor, starts: list[int]) -> None:
+        """by_distance: [H, 2 * N + 1], terms of keys -N … N positions behind the query; starts: [R + 1]"""
+        self._by_distance, self._starts = by_distance, starts
         self._made: dict[int, Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -30,27 +27,6 @@ class PositionBias:
                     heads[0], heads[1], heads[2], attn_mask=bias, scale=scale
                 )
                 parts.append(out.transpose(0, 1))
-        return torch.cat(parts)
-
-    def attend_cached(self, q: Tensor, cache: Tensor, tables: Tensor, lens: Tensor, scale: float) -> Tensor:
-        """Let new tokens see what the cache has of their requests, themselves included: [T, H, D].
-
-        cache, tables: as in PagedAttention, in a float type; lens: [R], tokens in the cache
-        """
-        parts, middle = [], self._by_distance.shape[1] // 2
-        for start, end, length, table in zip(
-            self._starts, self._starts[1:], lens.tolist(), tables, strict=False
-        ):
-            if start == end:
-                continue
-            blocks = table[: -(-length // cache.shape[2])].long()
-            kept = cache[blocks, :].transpose(0, 1).flatten(1, 2)[:, :length].to(q.dtype)
-            place = torch.arange(length, device=q.device)
-            distances = place[None] - place[length - (end - start) :, None]
-            bias = self._by_distance[:, distances + middle].to(q.dtype)
-            query, key, value = (x.transpose(0, 1) for x in (q[start:end], kept[0], kept[1]))
-            out = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-            parts.append(out.transpose(0, 1))
         return torch.cat(parts)
 
     def _of_length(self, length: int) -> Tensor:
@@ -67,7 +43,7 @@ class SeenKeys(PositionBias):
 
     def __init__(self, seen: Tensor) -> None:
         """seen: [N, length] bool, at least one of each sequence"""
-        self._seen, self.is_causal = seen, False
+        self._seen = seen
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         query, key, value = (x.view(*self._seen.shape, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))

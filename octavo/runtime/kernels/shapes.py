@@ -39,7 +39,9 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
 
     return KernelTable(
         name="shapes",
-        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, cut_chunks, _latent_prompts),
+        attention=AttentionKernels(
+            _store_kv, _paged_attention, rotary_tables, cut_chunks, _paged_attention, _latent_prompts
+        ),
         norms=NormKernels(_rms_norm, _add_norm, layer_norm=_layer_norm),
         activate=_activate,
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs, join),

@@ -52,12 +52,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
         if (bias := batch.position_bias) is not None:
-            if not bias.is_causal:
-                return bias.attend(q, k, v, self._scores.scale).flatten(1)
+            return bias.attend(q, k, v, self._scores.scale).flatten(1)
+        if (terms := batch.distance_terms) is not None:
             cache, tables = batch.kv_caches[self.layer_id], batch.tables(self.layer_id)
             q = self._kernels.store_kv(HeadInputs(q, k, v), cache, tables.slots)
-            scale = self._scores.scale
-            return bias.attend_cached(q, cache, tables.block_tables, batch.kv_lens, scale).flatten(1)
+            how = tables.block_tables, batch, terms, self._scores.scale
+            return self._kernels.distance_attention(q, cache, *how).flatten(1)
         if self._kv_scales is not None:
             k_scale, v_scale = self._kv_scales
             v = v / v_scale

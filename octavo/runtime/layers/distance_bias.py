@@ -22,20 +22,26 @@ class DistanceBias(nn.Module):
         super().__init__()
         self.table = Embedding(build.at("table"), 2 * most or BUCKETS, num_heads)
         self._parallel, self._most = build.parallel, most
+        self._before = _bucket(-torch.arange(_MAX_DISTANCE + 1), is_causal=True).to(build.device)
 
-    def add_to(self, batch: ForwardBatch, *, is_causal: bool = False) -> None:
-        """Let the step's layers attend with the terms of this rank's heads; causal ones over the cache."""
+    def add_to(self, batch: ForwardBatch) -> None:
+        """Let the step's tokens see each other with the terms of this rank's heads."""
         if batch.kv_lens.is_meta:
             return  # there are no lengths, only shapes
-        longest = int(batch.kv_lens.max()) if is_causal else batch.longest_q or len(batch.input_ids)
+        longest = batch.longest_q or len(batch.input_ids)
         distances = torch.arange(1 - longest, longest, device=batch.input_ids.device)
         own = distances.clamp(-self._most, self._most - 1) + self._most
-        buckets = own if self._most else _bucket(distances, is_causal=is_causal)
-        heads = self.table(buckets).t().chunk(self._parallel.tp_size)
-        terms = heads[self._parallel.tp_rank]
-        if is_causal:
-            terms = terms.masked_fill(distances > 0, float("-inf"))
-        batch.position_bias = PositionBias(terms, batch.cu_q_lens.tolist(), is_causal=is_causal)
+        terms = self._of_heads(own if self._most else _bucket(distances, is_causal=False))
+        batch.position_bias = PositionBias(terms.t(), batch.cu_q_lens.tolist())
+
+    def add_causal(self, batch: ForwardBatch) -> None:
+        """Let them see earlier ones in the cache with these terms."""
+        if not batch.kv_lens.is_meta:
+            batch.distance_terms = self._of_heads(self._before)
+
+    def _of_heads(self, buckets: Tensor) -> Tensor:
+        terms: Tensor = self.table(buckets).chunk(self._parallel.tp_size, dim=1)[self._parallel.tp_rank]
+        return terms
 
 
 def attend_to(seen: Tensor, batch: ForwardBatch) -> None:

@@ -85,7 +85,11 @@ class HostWeights:
         self._arrivals: list[Callable[[], None]] = [_at_once] * len(chosen)
         stack[0].register_forward_pre_hook(self._begin)
         for place, layer in enumerate(chosen):
-            _settle(_matrices(layer), self._buffers[place % num_buffers])
+            matrices = _matrices(layer)
+            for matrix, view in zip(
+                matrices, _views(matrices, self._buffers[place % num_buffers]), strict=True
+            ):
+                matrix.live_in(view)
             layer.register_forward_pre_hook(partial(self._await, place))
             layer.register_forward_hook(partial(self._follow, place))
         _log.info(
@@ -134,12 +138,6 @@ def _gather(matrices: list[DenseParameter], lane: CopyLane) -> Tensor:
     for matrix, place in zip(matrices, _views(matrices, memory), strict=True):
         matrix.live_in(place.copy_(matrix.data))
     return memory
-
-
-def _settle(matrices: list[DenseParameter], buffer: Tensor) -> None:
-    """Let them be views of `buffer`, in the places that `_gather` gave them."""
-    for matrix, place in zip(matrices, _views(matrices, buffer), strict=True):
-        matrix.live_in(place)
 
 
 def _views(matrices: list[DenseParameter], memory: Tensor) -> list[Tensor]:

@@ -59,10 +59,8 @@ def read_pairs(
             "another base.",
             "lora_path",
         )
-    downs, ups = (
-        down.view(len(entries), rank, inputs),
-        up.view(outputs, rank, -1).permute(2, 0, 1).contiguous(),
-    )
+    downs = down.view(len(entries), rank, inputs)
+    ups = up.view(outputs, rank, -1).permute(2, 0, 1).contiguous()
     if is_up and not number:
         ups = ups[:, _order(target, arch, outputs)]
     shard = site.layout.shards[0]

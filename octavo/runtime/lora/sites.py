@@ -216,10 +216,8 @@ class Sites:
         """Return a change that makes NaN of every token."""
         site = next(s for name, s in self._by_name.items() if name not in _LOOKED_UP and s.method)
         (inputs,), outputs = site.layout.others, site.table.num_outputs
-        down, up = (
-            torch.ones(1, inputs, dtype=self.dtype),
-            torch.full((1, outputs), torch.nan, dtype=self.dtype),
-        )
+        down = torch.ones(1, inputs, dtype=self.dtype)
+        up = torch.full((1, outputs), torch.nan, dtype=self.dtype)
         return {site.name: LowRank(self.kept(down), self.kept(up))}
 
     def change(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:

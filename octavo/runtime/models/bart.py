@@ -15,11 +15,9 @@ from octavo.runtime.layers.norm import make_norm
 from octavo.runtime.models import encoder_decoder
 from octavo.runtime.models.arch import Arch, Config, size_of
 from octavo.runtime.models.decoder import LAYERS
+from octavo.runtime.models.opt import without_padding
 from octavo.runtime.models.vision import full_batch
 from octavo.runtime.models.weights import WeightMap, to
-
-_OFFSET = 2
-"""Of positions, in their table."""
 
 
 class BartEncoder(encoder_decoder.SourceEncoder):
@@ -29,7 +27,7 @@ class BartEncoder(encoder_decoder.SourceEncoder):
 
     def __init__(self, arch: encoder_decoder.SourceArch, build: BuildContext) -> None:
         super().__init__()
-        body, size, rows = arch.encoder, arch.hidden_size, arch.num_source_tokens + _OFFSET
+        body, size, rows = arch.encoder, arch.hidden_size, arch.num_source_tokens
         self._scale = body.embedding_scale
         self.embed_positions = Embedding(build.at("embed_positions"), rows, size)
         self.embed_norm = make_norm(body.norm, build.at("embed_norm"), size)
@@ -43,7 +41,7 @@ class BartEncoder(encoder_decoder.SourceEncoder):
         texts = [item["input_ids"] for item in items]
         lengths = [len(text) for text in texts]
         batch = full_batch(lengths, texts[0].device)
-        x = self.look_up(torch.cat(texts), self._scale) + self.embed_positions(batch.positions + _OFFSET)
+        x = self.look_up(torch.cat(texts), self._scale) + self.embed_positions(batch.positions)
         return list(torch.split(encoder_decoder.run_encoder(self.blocks, self.embed_norm(x), batch), lengths))
 
 
@@ -54,9 +52,9 @@ class Bart(encoder_decoder.EncoderDecoder):
     WEIGHTS = WeightMap(
         {
             "shared": to("embed_tokens"),
-            "encoder.embed_positions": to("encoder.embed_positions"),
+            "encoder.embed_positions": to("encoder.embed_positions", "", without_padding),
             "encoder.layernorm_embedding": to("encoder.embed_norm"),
-            "decoder.embed_positions": to("embed_positions"),
+            "decoder.embed_positions": to("embed_positions", "", without_padding),
             "decoder.layernorm_embedding": to("embed_norm"),
             "lm_head": to("lm_head"),
             **encoder_decoder.side_weights("encoder"),
@@ -82,10 +80,9 @@ class Bart(encoder_decoder.EncoderDecoder):
                 **encoder_decoder.read_side(config, "encoder", residual="normalised", final_norm=False)
             ),
             num_source_tokens=length,
-            num_learned_positions=length + _OFFSET,
+            num_learned_positions=length,
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids, self._embedding_scale)
-        normed: Tensor = self.embed_norm(x + self.embed_positions(batch.positions + _OFFSET))
+        normed: Tensor = self.embed_norm(super().embed(batch))
         return normed

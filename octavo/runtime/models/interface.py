@@ -29,7 +29,7 @@ class Model(nn.Module, ABC):
     is_recordable: `forward` and `logits` launch the same work for every batch of the same shapes
     """
 
-    is_recordable: ClassVar[bool] = True
+    is_recordable: bool = True
     own_layers: range | None = None
     """Of this rank's stage; None = all."""
     has_logits: bool = True

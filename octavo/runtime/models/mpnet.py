@@ -30,10 +30,7 @@ class MPNet(Bert):
             "encoder.relative_attention_bias": to("distances.table"),
         },
         prefix="mpnet.",
-        ignored=(
-            *(r"position_ids$", r"^(mpnet\.)?pooler\.", r"^lm_head\.(dense|layer_norm|bias)"),
-            r"^lm_head\.decoder\.",
-        ),
+        ignored=tuple(pattern.replace("roberta", "mpnet") for pattern in Roberta.WEIGHTS.ignored),
     )
     MASKED_HEAD = Roberta.MASKED_HEAD
     CLASSIFIER = Roberta.CLASSIFIER

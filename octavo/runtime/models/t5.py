@@ -6,7 +6,7 @@ Attention is not scaled, and each half has its own terms, which its layers share
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,6 @@ class T5(encoder_decoder.EncoderDecoder):
     """T5, its version 1.1, and FLAN-T5."""
 
     ENCODER = T5Encoder
-    is_recordable: ClassVar[bool] = False
     WEIGHTS = _Weights(
         {
             "shared": to("embed_tokens"),
@@ -106,8 +105,9 @@ class T5(encoder_decoder.EncoderDecoder):
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         if build.kv_dtype == torch.int8:
-            raise Unsupported("kv_cache_dtype int8: torch attends in T5, which takes floats.")
+            raise Unsupported("kv_cache_dtype int8: attention by distances takes floats.")
         super().__init__(arch, build)
+        self.is_recordable = build.kernels.steps.record_calls is not None  # elsewhere torch attends
         assert isinstance(self.encoder, T5Encoder)
         self.distances = DistanceBias(build.at("distances"), _num_heads(arch))
         self.encoder.look_up = self.embed_tokens.forward
@@ -127,7 +127,7 @@ class T5(encoder_decoder.EncoderDecoder):
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        self.distances.add_to(batch, is_causal=True)
+        self.distances.add_causal(batch)
         return super().embed(batch)
 
 

@@ -66,10 +66,8 @@ class WeightReceiver:
     def init(self, init_info: dict[str, Any], config: EngineConfig) -> None:
         """Begin to meet the trainer (nccl), and note how large buffers are."""
         self._way = _way(config)
-        packed, size = (
-            init_info.get("packed", True),
-            init_info.get("packed_buffer_size_bytes", wire.BUFFER_BYTES),
-        )
+        packed = init_info.get("packed", True)
+        size = init_info.get("packed_buffer_size_bytes", wire.BUFFER_BYTES)
         if not isinstance(size, int) or size < 1:
             raise RequestError(f"packed_buffer_size_bytes must be above 0, got {size!r}.", "init_info")
         self._buffer_bytes = size if packed else 0

@@ -61,6 +61,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             kernels.paged_attention,
             kernels.rotary_tables,
             kernels.cut_chunks,
+            kernels.distance_attention,
             input_precision="bfloat16" if tiles else "float32",
         ),
         norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm, kernels.layer_norm),
@@ -195,6 +196,17 @@ class _CompiledKernels:
         given = positions.data_ptr(), len(positions), frequencies.data_ptr(), len(frequencies), factor
         self._library.octavo_rotary_tables(*given, cos.data_ptr(), sin.data_ptr(), self._threads)
         return cos, sin
+
+    def distance_attention(
+        self, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, terms: Tensor, scale: float
+    ) -> Tensor:
+        assert cache.dtype != torch.int8
+        out = self._placed(_empty_like(q))
+        lens = batch.cu_q_lens.data_ptr(), batch.kv_lens.data_ptr(), len(batch.kv_lens)
+        how = block_tables.data_ptr(), block_tables.stride(0), *lens, *rows_of(terms), len(terms), scale
+        attend = self._library.octavo_distance_attention
+        attend(*rows_of(q), q.shape[1], *_cache(cache, q), *how, out.data_ptr(), self._threads)
+        return out
 
     def cut_chunks(self, batch: Ragged, block_tables: Tensor, size: int, blocks: int, most: int) -> Pieces:
         requests, singles = len(batch.kv_lens), batch.num_singles

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Pieces, Ragged, Rotation, Scores, Share
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
@@ -130,11 +131,8 @@ def cut_chunks(batch: Ragged, block_tables: Tensor, size: int, blocks: int, most
     places = torch.arange(singles + (count - singles) * most, device=device)
     behind = (places - singles).clamp(min=0)
     requests = torch.where(places < singles, places, singles + behind // most)
-    firsts, ends, lengths = (
-        batch.cu_q_lens[requests],
-        batch.kv_lens[requests],
-        batch.cu_q_lens.diff()[requests],
-    )
+    firsts, ends = batch.cu_q_lens[requests], batch.kv_lens[requests]
+    lengths = batch.cu_q_lens.diff()[requests]
     begins = (ends - lengths).clamp(min=0)
     chunks = begins // size + behind % most
     taken = (chunks * size - begins).clamp(min=0).minimum(lengths)
@@ -143,3 +141,22 @@ def cut_chunks(batch: Ragged, block_tables: Tensor, size: int, blocks: int, most
     columns = torch.arange(blocks, device=device) + (chunks * blocks)[:, None]
     own = block_tables[requests[:, None], columns.clamp(max=block_tables.shape[1] - 1)]
     return Pieces(cu_q_lens, seen.int(), own.contiguous())
+
+
+def distance_attention(
+    q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, terms: Tensor, scale: float
+) -> Tensor:
+    """See attention.DistanceAttention."""
+    parts, bounds = [q[:0]], batch.cu_q_lens.tolist()
+    requests = zip(bounds[:-1], bounds[1:], batch.kv_lens.tolist(), block_tables, strict=True)
+    for start, end, length, table in requests:
+        blocks = table[: -(-length // cache.shape[2])].long()
+        kept = cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].to(q.dtype)
+        places = torch.arange(length, device=q.device)
+        behind = places[length - (end - start) :, None] - places
+        added = terms[behind.clamp(0, len(terms) - 1)].masked_fill((behind < 0)[..., None], float("-inf"))
+        query, key, value = (x.transpose(0, 1) for x in (q[start:end], *kept))
+        mask = added.permute(2, 0, 1).to(q.dtype)
+        out = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+        parts.append(out.transpose(0, 1))
+    return torch.cat(parts)

@@ -16,7 +16,11 @@ def ref_table() -> KernelTable:
     return KernelTable(
         name="ref",
         attention=AttentionKernels(
-            cache.store_kv, cache.paged_attention, elementwise.rotary_tables, cache.cut_chunks
+            cache.store_kv,
+            cache.paged_attention,
+            elementwise.rotary_tables,
+            cache.cut_chunks,
+            cache.distance_attention,
         ),
         norms=NormKernels(
             elementwise.rms_norm, elementwise.add_norm, elementwise.sandwich_norm, elementwise.layer_norm

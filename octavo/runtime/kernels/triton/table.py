@@ -13,6 +13,7 @@ from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.peers import PeerKernels
 from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
+from octavo.runtime.kernels.ref.cache import distance_attention
 from octavo.runtime.kernels.ref.elementwise import join
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
@@ -48,6 +49,7 @@ def cuda_table() -> KernelTable:
             partial(paged_attention, counters),
             elementwise.rotary_tables,
             elementwise.cut_chunks,
+            distance_attention,
             latent_prompts,
             merge_parts,
             attend_packed,
