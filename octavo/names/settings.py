@@ -18,8 +18,8 @@ class Settings(dict[str, Any]):
             raise AttributeError(f"{type(self).__name__} was given no {name!r}") from None
 
 
-_CLASSES = """AttentionConfig CompilationConfig KVEventsConfig LoadConfig PoolerConfig ProfilerConfig
-    SpeculativeConfig StructuredOutputsConfig"""
+_CLASSES = """AttentionConfig CompilationConfig EPLBConfig KVEventsConfig LoadConfig PoolerConfig
+    ProfilerConfig SpeculativeConfig StructuredOutputsConfig WeightTransferConfig"""
 globals().update({name: type(name, (Settings,), {"__module__": __name__}) for name in _CLASSES.split()})
 
 CompilationMode = IntEnum(

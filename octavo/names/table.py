@@ -55,8 +55,8 @@ HOMES = TOP | _by_name(
         "octavo.frontend.requests.conversation": "Message",
         "octavo.serving.openai.protocol": "ChatRequest CompletionRequest",
         "octavo.names.settings": """AttentionConfig CompilationConfig CompilationMode CUDAGraphMode
-            KVEventsConfig LoadConfig PoolerConfig ProfilerConfig SpeculativeConfig
-            StructuredOutputsConfig UsageContext""",
+            EPLBConfig KVEventsConfig LoadConfig PoolerConfig ProfilerConfig SpeculativeConfig
+            StructuredOutputsConfig UsageContext WeightTransferConfig""",
         "octavo.names.arguments": """FlexibleArgumentParser make_arg_parser validate_parsed_serve_args
             run_server""",
         "octavo.cli.main": "main",
@@ -113,7 +113,7 @@ PATHS = {
     "config": """VllmConfig=EngineConfig LoRAConfig PoolerConfig CompilationConfig CompilationMode
         CompilationLevel=CompilationMode CUDAGraphMode SpeculativeConfig StructuredOutputsConfig
         DecodingConfig=StructuredOutputsConfig AttentionConfig ProfilerConfig KVEventsConfig LoadConfig
-        MultiModalConfig""",
+        MultiModalConfig EPLBConfig WeightTransferConfig""",
     "config.compilation": "CompilationConfig CompilationMode CUDAGraphMode",
     "config.pooler": "PoolerConfig",
     "distributed": """cleanup_dist_env_and_memory init_distributed_environment initialize_model_parallel

@@ -157,7 +157,9 @@ def test_a_template_by_its_file_or_its_text(tmp_path):
 
 
 def test_settings_are_mappings_that_options_take():
-    from octavo.config import CompilationConfig, CompilationMode, PoolerConfig
+    from octavo.config import CompilationMode, WeightTransferConfig
+    from octavo.config.compilation import CompilationConfig
+    from octavo.config.pooler import PoolerConfig
 
     config = CompilationConfig(mode=CompilationMode.NONE)
     assert config.mode == 0 and octavo.EngineArgs(compilation_config=config) == octavo.EngineArgs()
@@ -165,6 +167,8 @@ def test_settings_are_mappings_that_options_take():
         _ = config.level
     config = PoolerConfig(pooling_type="MEAN")
     assert octavo.EngineArgs(pooler_config=config).pooler_config == {"pooling_type": "MEAN"}
+    config = WeightTransferConfig(backend="ipc")
+    assert octavo.EngineArgs(weight_transfer_config=config).weight_transfer_config == {"backend": "ipc"}
 
 
 @pytest.mark.parametrize("path", PROGRAMS)
