@@ -3,8 +3,8 @@
     python benchmarks/record.py cpu-text-to-text python benchmarks/cpu_text_to_text.py [--alone]
 
 "t5_v1.1-small" has the sizes of that model and of FLAN-T5 small, "bart-base" those of BART. Random weights in
-bf16; sources of 64 tokens. One JSON line per model and batch: milliseconds per step of decoding, the median of
-the rounds, of what more steps cost; --alone leaves transformers out.
+bf16; sources of 64 tokens. One JSON line per model and batch: milliseconds per decoding step, by the median
+rounds of few and of many tokens; --alone leaves transformers out.
 """
 
 import argparse
