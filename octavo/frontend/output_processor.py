@@ -20,15 +20,9 @@ from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.otel import RequestTracer, tracer_for
 from octavo.frontend.observe.request_trace import RequestTrace, trace_for
 from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests import open_request
 from octavo.frontend.requests.beam_search_request import BeamSearchRequest
 from octavo.frontend.requests.input_processor import PreparedRequest
-from octavo.frontend.requests.open_request import (
-    NO_ORDERS,
-    OpenRequest,
-    PooledRequest,
-    Receiver,
-    SampledRequest,
-)
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
@@ -66,7 +60,7 @@ class OutputProcessor:
         self._strict_ids = strict_ids
         self._log_level = logging.INFO if log_requests else logging.DEBUG
         self._tracer, self._trace = tracer, trace
-        self._open: dict[str, OpenRequest] = {}
+        self._open: dict[str, open_request.OpenRequest] = {}
         self._keys: dict[str, list[str]] = {}
         """By the client's id."""
         self._owners: dict[str, _Ownership] = {}
@@ -125,7 +119,7 @@ class OutputProcessor:
         """How many tokens of these requests have come."""
         return sum(self._open[key].stats.num_generation_tokens for key in self.keys_of(request_ids))
 
-    def open_requests(self) -> list[OpenRequest]:
+    def open_requests(self) -> list[open_request.OpenRequest]:
         """All open requests, in order of arrival."""
         return list(self._open.values())
 
@@ -133,9 +127,9 @@ class OutputProcessor:
         """The core's ids of what it still has to do, in the order in which it was asked."""
         return list(self._owners)
 
-    def owners_of(self, engine_ids: Iterable[str]) -> dict[OpenRequest, list[str]]:
+    def owners_of(self, engine_ids: Iterable[str]) -> dict[open_request.OpenRequest, list[str]]:
         """The open requests that own these of the core, with their ids; unknown ids are skipped."""
-        owners: dict[OpenRequest, list[str]] = {}
+        owners: dict[open_request.OpenRequest, list[str]] = {}
         for engine_id in engine_ids:
             if engine_id in self._owners:
                 owners.setdefault(self._owners[engine_id].request, []).append(engine_id)
@@ -146,7 +140,7 @@ class OutputProcessor:
         owners = [self._owners[engine_id] for engine_id in engine_ids if engine_id in self._owners]
         return [owner.request.resume(owner.asked) for owner in owners]
 
-    def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
+    def add(self, prepared: PreparedRequest, receiver: open_request.Receiver | None = None) -> None:
         """Open a request, before it is sent to the core; `receiver` gets its outputs.
 
         Raises RequestError when strict and its id is open already.
@@ -155,13 +149,13 @@ class OutputProcessor:
             raise RequestError(
                 f"Request id {prepared.request_id!r} is in use by an open request.", "request_id"
             )
-        kind: type[OpenRequest] = SampledRequest
+        kind: type[open_request.OpenRequest] = open_request.SampledRequest
         if prepared.beam_rules is not None:
             kind = BeamSearchRequest
         elif isinstance(prepared.engine_requests[0].spec.task, PoolingParams) or (
             prepared.params.returns_alignment
         ):
-            kind = PooledRequest
+            kind = open_request.PooledRequest
         request = self._open[prepared.key] = kind(prepared, self._tokenizer)
         request.receiver = receiver
         self._keys.setdefault(prepared.request_id, []).append(prepared.key)
@@ -174,7 +168,7 @@ class OutputProcessor:
         """Take in what one step brought."""
         self._metrics = self._every_metrics.of(outputs.engine)
         now = time.monotonic()
-        touched: dict[OpenRequest, None] = {}
+        touched: dict[open_request.OpenRequest, None] = {}
         gaps: Counter[float] = Counter()
         processed = Processed([], [], [])
         for output in outputs.outputs:
@@ -192,7 +186,7 @@ class OutputProcessor:
                 orders = request.fail(output, _INTERNAL)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-            if orders is not NO_ORDERS:
+            if orders is not open_request.NO_ORDERS:
                 self._disown(orders.abort_ids)
                 self._own(request, orders.new_requests)
                 processed.abort_ids.extend(orders.abort_ids)
@@ -228,7 +222,7 @@ class OutputProcessor:
         owner = self._owners.get(engine_id)
         return None if owner is None else owner.request.key
 
-    def _deliver(self, request: OpenRequest, now: float, processed: Processed) -> None:
+    def _deliver(self, request: open_request.OpenRequest, now: float, processed: Processed) -> None:
         """Hand out what is new of `request`, and close it if that was its last output."""
         try:
             made, is_over = request.make_output(), request.finished
@@ -247,7 +241,7 @@ class OutputProcessor:
         else:
             processed.request_outputs.append(made)
 
-    def _note_end(self, request: OpenRequest, made: RequestOutput, now: float) -> None:
+    def _note_end(self, request: open_request.OpenRequest, made: RequestOutput, now: float) -> None:
         """Count, log and close a request; `made` is its last output."""
         reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
         reason = next(reasons, FinishReason.ABORT.value)
@@ -267,7 +261,7 @@ class OutputProcessor:
             request.stats.num_generation_tokens,
         )
 
-    def _close(self, request: OpenRequest) -> None:
+    def _close(self, request: open_request.OpenRequest) -> None:
         del self._open[request.key]
         keys = self._keys[request.request_id]
         keys.remove(request.key)
@@ -286,7 +280,7 @@ class OutputProcessor:
         owner.last_token_s = now
         self._metrics.note_tokens(len(output.new_token_ids))
 
-    def _own(self, request: OpenRequest, engine_requests: Iterable[EngineRequest]) -> None:
+    def _own(self, request: open_request.OpenRequest, engine_requests: Iterable[EngineRequest]) -> None:
         self._owners.update((entry.request_id, _Ownership(request, entry)) for entry in engine_requests)
 
     def _disown(self, engine_ids: Iterable[str]) -> None:
@@ -298,7 +292,7 @@ class OutputProcessor:
 class _Ownership:
     """One of the core's requests, seen from here."""
 
-    request: OpenRequest
+    request: open_request.OpenRequest
     asked: EngineRequest
     last_token_s: float = 0.0
 

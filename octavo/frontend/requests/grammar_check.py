@@ -24,16 +24,7 @@ from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.frontend.requests.check_queue import CheckQueue, Job
 from octavo.frontend.requests.vocabulary_file import VocabularyFile
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.structured import (
-    CHECK_PIPE,
-    VERDICT_PIPE,
-    Check,
-    CheckerAnswer,
-    CheckerReady,
-    Constraint,
-    StructuredOutputsParams,
-    Verdict,
-)
+from octavo.messages import structured
 
 logger = get_logger(__name__)
 
@@ -59,14 +50,16 @@ class Checker:
         """End the process; nothing of it is left."""
         mailbox = Mailbox.create()
         opened.callback(mailbox.close)
-        self._answers: Receiver[CheckerAnswer] = Receiver(mailbox.address(VERDICT_PIPE), CheckerAnswer)
+        self._answers: Receiver[structured.CheckerAnswer] = Receiver(
+            mailbox.address(structured.VERDICT_PIPE), structured.CheckerAnswer
+        )
         opened.callback(self._answers.close)
-        self._checks: Sender[Check] = Sender(mailbox.address(CHECK_PIPE))
+        self._checks: Sender[structured.Check] = Sender(mailbox.address(structured.CHECK_PIPE))
         opened.callback(self._checks.close, linger_s=0.0)
         self._exit_code: int | None = None
         child = Child(_MODULE, str(mailbox.path), vocabulary, backend, on_exit=self._notice_exit)
         opened.callback(child.end, grace_s=0.0)
-        if not isinstance(self._answers.receive(_START_LIMIT_S), CheckerReady):
+        if not isinstance(self._answers.receive(_START_LIMIT_S), structured.CheckerReady):
             self.close()
             raise OctavoError("The process that checks grammars does not start; its log says why.")
 
@@ -75,11 +68,11 @@ class Checker:
         """False when the process has ended."""
         return self._exit_code is None
 
-    def judge(self, params: StructuredOutputsParams) -> Verdict | None:
+    def judge(self, params: structured.StructuredOutputsParams) -> structured.Verdict | None:
         """None when it took too long or the process ended: it is dead then."""
-        self._checks.send(Check(params, TIME_LIMIT_S))
+        self._checks.send(structured.Check(params, TIME_LIMIT_S))
         answer = self._answers.receive(_PATIENCE * TIME_LIMIT_S)
-        if isinstance(answer, Verdict):
+        if isinstance(answer, structured.Verdict):
             return answer
         is_late = self._exit_code in (None, -signal.SIGPROF)
         cause = "ran out of time" if is_late else f"ended with exit code {self._exit_code}"
@@ -109,20 +102,22 @@ class GrammarCheck:
         self._num_large = 0
         """Large grammars that are being checked."""
         self._threads = ThreadPoolExecutor(MAX_CHECKERS, "grammar-check")
-        self._verdicts: LRU[bytes, Verdict] = LRU(_MAX_REMEMBERED_BYTES)
-        self._asked: dict[bytes, Future[Verdict]] = {}
+        self._verdicts: LRU[bytes, structured.Verdict] = LRU(_MAX_REMEMBERED_BYTES)
+        self._asked: dict[bytes, Future[structured.Verdict]] = {}
         """Verdicts to come; who asks the same meanwhile waits for the same answer."""
         self.close = weakref.finalize(self, _close, self._threads, self._queue, self._idle, self._vocabulary)
         """End the checkers; may be called twice."""
 
-    def check(self, params: StructuredOutputsParams) -> Constraint:
+    def check(self, params: structured.StructuredOutputsParams) -> structured.Constraint:
         """What goes to the core. Waits for a checker. Raises RequestError."""
         verdict = self.ask(params).result()
         if verdict.error:
             raise RequestError(verdict.error, _NAME)
-        return Constraint(verdict.grammar, str(self._vocabulary[0].path), BACKEND)
+        return structured.Constraint(verdict.grammar, str(self._vocabulary[0].path), BACKEND)
 
-    def ask(self, params: StructuredOutputsParams, tenant: str = "") -> "Future[Verdict]":
+    def ask(
+        self, params: structured.StructuredOutputsParams, tenant: str = ""
+    ) -> "Future[structured.Verdict]":
         """The verdict, when it is there; then `check` does not wait. Raises RequestError, Overloaded.
 
         tenant: who asks; tenants take turns
@@ -141,7 +136,7 @@ class GrammarCheck:
         with self._lock:
             known = self._verdicts.get(key)
             if known is not None:
-                future: Future[Verdict] = Future()
+                future: Future[structured.Verdict] = Future()
                 future.set_result(known)
             elif (asked := self._asked.get(key)) is not None:
                 future = asked
@@ -170,7 +165,7 @@ class GrammarCheck:
             with suppress(RuntimeError):  # there is no next one after the end
                 self._threads.submit(self._serve)
 
-    def _judge(self, job: Job) -> Verdict:
+    def _judge(self, job: Job) -> structured.Verdict:
         assert self._tokenizer is not None
         checker = self._take_checker(self._tokenizer, num_left=int(job.is_large))
         try:
@@ -184,7 +179,7 @@ class GrammarCheck:
             else:
                 checker.close()
             return verdict
-        return Verdict(
+        return structured.Verdict(
             error=f"structured_outputs.{job.params.kind} is too complex: compiling it takes more than "
             f"{TIME_LIMIT_S:g} s or more memory than is allowed. Simplify it: fewer alternatives, shorter "
             "repetitions, less nesting."
@@ -201,7 +196,7 @@ class GrammarCheck:
                 checker.close()
         return Checker(str(self._vocabulary[0].path), BACKEND)
 
-    def _remember(self, key: bytes, future: "Future[Verdict]") -> None:
+    def _remember(self, key: bytes, future: "Future[structured.Verdict]") -> None:
         """A failure of ours is no verdict."""
         with self._lock:
             del self._asked[key]

@@ -18,19 +18,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from octavo.runtime.kernels import sampling
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.noise import row_limits
-from octavo.runtime.kernels.sampling import (
-    IN_PROMPT,
-    WHOLE_VOCABULARY,
-    Choice,
-    Draws,
-    Limits,
-    SamplingKernels,
-    Scored,
-    Scores,
-    TokenLists,
-)
 
 _NUM_CANDIDATES = 128
 _ROUNDED = 2.0**-20  # bounds what rounding changes, as a part: sums are of float32 exponentials
@@ -40,11 +30,11 @@ _GREEDY, _WHOLE = 0, 1  # the third kind is truncated
 
 
 def choose(
-    greedy: Callable[[torch.Tensor], Choice],
+    greedy: Callable[[torch.Tensor], sampling.Choice],
     logits: torch.Tensor,
-    draws: Draws | None = None,
-    limits: Limits | None = None,
-) -> Choice:
+    draws: sampling.Draws | None = None,
+    limits: sampling.Limits | None = None,
+) -> sampling.Choice:
     """See sampling.Choose; rows of one kind together. `greedy` chooses those of temperature 0."""
     logits = logits.float().contiguous()
     if draws is None:
@@ -64,10 +54,10 @@ def choose(
             else:
                 choice = draw_truncated(part, limits.at(rows).columns(), noise[rows])
             token_ids[rows], max_logits[rows] = choice
-    return Choice(token_ids, max_logits)
+    return sampling.Choice(token_ids, max_logits)
 
 
-def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
+def _kinds(temperature: torch.Tensor, limits: sampling.Limits | None) -> torch.Tensor:
     """Return how each row is chosen: from all logits, or from what the limits keep; [n] integers."""
     is_drawn = temperature > 0
     if limits is None:
@@ -75,16 +65,16 @@ def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
     return is_drawn.int() + (is_drawn & limits.cuts)
 
 
-def greedy(logits: torch.Tensor) -> Choice:
+def greedy(logits: torch.Tensor) -> sampling.Choice:
     """Return the largest logit of each row; of equal ones the lowest id. logits: [n, vocab_size]"""
     num_rows, vocab_size = logits.shape
     chunks = logits.view(num_rows, _divisor(vocab_size, 64), -1)
     first = chunks.amax(dim=2).argmax(dim=1)  # amax is vectorised: four times faster than argmax over all
     max_logits, offsets = chunks[_range(num_rows, logits), first].max(dim=1)
-    return Choice(first * chunks.shape[2] + offsets, max_logits)
+    return sampling.Choice(first * chunks.shape[2] + offsets, max_logits)
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> Choice:
+def draw(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> sampling.Choice:
     """Draw from the whole vocabulary.
 
     logits: [n, vocab_size], overwritten; temperature: [n, 1]; noise: [n] in [0, 1)
@@ -92,10 +82,10 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -
     max_logits = logits.amax(dim=1)
     weights = _weigh(logits, max_logits, temperature)
     ends = _block_ends(weights)
-    return Choice(_locate(weights, ends, _targets(noise, ends[:, -1:]))[:, 0], max_logits)
+    return sampling.Choice(_locate(weights, ends, _targets(noise, ends[:, -1:]))[:, 0], max_logits)
 
 
-def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
+def draw_truncated(logits: torch.Tensor, limits: sampling.Limits, noise: torch.Tensor) -> sampling.Choice:
     """Draw from what the limits keep. logits: [n, vocab_size], kept; limits: columns; noise: [n] in [0, 1)"""
     if logits.shape[1] < 2 * _NUM_CANDIDATES:
         return draw(truncate(logits, limits), limits.temperature, noise)
@@ -107,7 +97,7 @@ def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) ->
         return everything.gather(1, ids[rows]).double(), total
 
     index, complete = _draw_candidate(values, limits, noise, measure)
-    choice = Choice(ids.gather(1, index)[:, 0], values[:, 0])
+    choice = sampling.Choice(ids.gather(1, index)[:, 0], values[:, 0])
     if not complete.all():
         rest = ~complete
         partial = limits.at(rest)
@@ -120,9 +110,9 @@ def draw_from_parts(
     logits: torch.Tensor,
     start: int,
     noise: torch.Tensor,
-    limits: Limits,
+    limits: sampling.Limits,
     gather: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[Choice, torch.Tensor]:
+) -> tuple[sampling.Choice, torch.Tensor]:
     """See sampling.DrawFromParts: the parts' candidates hold those of the whole vocabulary.
 
     Where the candidates suffice only a sum over all tokens may be rounded otherwise. The drawn token moves up
@@ -152,10 +142,10 @@ def draw_from_parts(
     (index, complete), (above, still_complete) = found
     is_certain = complete & still_complete & (index == above)[:, 0]
     token_ids = ids.flatten(1).contiguous().view(torch.int32).gather(1, order).gather(1, index)[:, 0]
-    return Choice(token_ids.long(), values[:, 0]), is_certain
+    return sampling.Choice(token_ids.long(), values[:, 0]), is_certain
 
 
-def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
+def truncate(logits: torch.Tensor, limits: sampling.Limits) -> torch.Tensor:
     """Return the logits, cut ones as -inf. logits: [n, vocab_size], kept; limits: columns"""
     ordered = _descending(logits)
     kept, weights = _survivors(ordered, limits)
@@ -197,7 +187,7 @@ def top_candidates(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch
 
 def _draw_candidate(
     values: torch.Tensor,
-    limits: Limits,
+    limits: sampling.Limits,
     noise: torch.Tensor,
     measure: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,11 +209,11 @@ def _draw_candidate(
     return _first_above(ends, _targets(noise, ends[:, -1:])), complete
 
 
-def _has_top_p_alone(limits: Limits) -> torch.Tensor:
+def _has_top_p_alone(limits: sampling.Limits) -> torch.Tensor:
     return ((limits.top_k < 1) & (limits.min_p == 0))[:, 0]
 
 
-def _survivors(ordered: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+def _survivors(ordered: torch.Tensor, limits: sampling.Limits) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what min_p and top_k keep of logits in descending order, and the weights of those: [n, size]."""
     scaled = (ordered - ordered[:, :1]) / limits.temperature.float()
     kept = (scaled > _NEVER) & (scaled >= limits.min_p.log().float())
@@ -301,7 +291,11 @@ def forbid(logits: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, word
 
 
 def penalize(
-    logits: torch.Tensor, rows: torch.Tensor, lists: TokenLists, owners: torch.Tensor, strengths: torch.Tensor
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    lists: sampling.TokenLists,
+    owners: torch.Tensor,
+    strengths: torch.Tensor,
 ) -> None:
     """See sampling.Penalize: the work goes with the length of the requests, not with the vocabulary.
 
@@ -311,7 +305,7 @@ def penalize(
     rows, numbers = rows[:, None], strengths[owners]
     ids = lists.ids[lists.rows, : lists.longest].clamp_(min=0)  # [n, longest]
     marks = lists.counts[lists.rows[:, None], ids]
-    counts = marks % IN_PROMPT
+    counts = marks % sampling.IN_PROMPT
     repetition, frequency, presence = numbers[:, :, None].unbind(dim=1)
     values = logits[rows, ids]
     repeated = torch.where(values > 0, values / repetition, values * repetition)
@@ -319,13 +313,13 @@ def penalize(
     logits[rows, ids] = values
 
 
-def score(logits: torch.Tensor, scored: Scored) -> Scores:
+def score(logits: torch.Tensor, scored: sampling.Scored) -> sampling.Scores:
     """See sampling.Score."""
     rows, token_ids, num_top, normalise, listed_ids = scored
     values, vocab_size = logits[rows].float(), logits.shape[1]
     if normalise:
         values = torch.log_softmax(values, dim=1, out=values)
-    size = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
+    size = vocab_size if num_top == sampling.WHOLE_VOCABULARY else min(num_top, vocab_size)
     chosen = values.gather(1, token_ids[:, None])
     rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
     if listed_ids is not None:
@@ -333,18 +327,18 @@ def score(logits: torch.Tensor, scored: Scored) -> Scores:
         ascending = values.sort(dim=1).values
         ranks = 1 + vocab_size - torch.searchsorted(ascending, others, right=True)
     elif size == 0:
-        return Scores(token_ids[:, None], chosen, rank)
+        return sampling.Scores(token_ids[:, None], chosen, rank)
     else:
         others, ids = top_candidates(values, size)
         ranks = torch.arange(1, size + 1, device=logits.device).expand(len(rows), -1)
-    return Scores(
+    return sampling.Scores(
         torch.cat([token_ids[:, None], ids], dim=1),
         torch.cat([chosen, others], dim=1),
         torch.cat([rank, ranks], dim=1),
     )
 
 
-TORCH_SAMPLING = SamplingKernels(
+TORCH_SAMPLING = sampling.SamplingKernels(
     functools.partial(choose, greedy),
     row_limits,
     draws.widen,

@@ -7,39 +7,34 @@ import numpy as np
 from PIL import Image
 
 from octavo.frontend.media import pixels
+from octavo.frontend.media.processors import interface
 from octavo.frontend.media.processors.audio import Qwen2AudioProcessor
-from octavo.frontend.media.processors.interface import (
-    BILINEAR,
-    HALF,
-    Arrays,
-    Encode,
-    ImageProcessor,
-    Settings,
-)
 from octavo.frontend.media.processors.internvl import best_grid
 from octavo.frontend.media.spectrogram import Waveform, kaldi_log_mel
 
 
-class Phi4Processor(ImageProcessor):
+class Phi4Processor(interface.ImageProcessor):
     """White fills up the squares at the edges."""
 
-    DEFAULTS: ClassVar[Settings] = HALF | {
+    DEFAULTS: ClassVar[interface.Settings] = interface.HALF | {
         "size": {"height": 448, "width": 448},
         "patch_size": 14,
         "dynamic_hd": 36,
         "is_beside_images": False,
     }
-    OPTIONS = ImageProcessor.OPTIONS - {"do_resize", "resample"} | {"dynamic_hd"}
+    OPTIONS = interface.ImageProcessor.OPTIONS - {"do_resize", "resample"} | {"dynamic_hd"}
 
-    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+    def __init__(
+        self, config: interface.Settings, settings: interface.Settings, encode: interface.Encode
+    ) -> None:
         marker = config["vision_config"].get("image_token_id", 200010)
         super().__init__({**config, "image_token_id": marker}, settings, encode)
 
-    def beside(self, modalities: frozenset[str]) -> Settings:
+    def beside(self, modalities: frozenset[str]) -> interface.Settings:
         return {"is_beside_images": "image" in modalities}
 
     @staticmethod
-    def prepare(image: Image.Image, settings: Settings) -> Arrays:
+    def prepare(image: Image.Image, settings: interface.Settings) -> interface.Arrays:
         side, patch, most = settings["size"]["height"], settings["patch_size"], settings["dynamic_hd"]
         rows, columns = -(-image.height // side), -(-image.width // side)
         if rows * columns > most:
@@ -51,7 +46,7 @@ class Phi4Processor(ImageProcessor):
         if min(new) < 10:
             raise ValueError(f"the aspect ratio is very extreme {new[::-1]}")
         whole = np.full((height, width, 3), 255, np.uint8)
-        whole[: new[0], : new[1]] = np.asarray(pixels.resized(image, new[0], new[1], BILINEAR))
+        whole[: new[0], : new[1]] = np.asarray(pixels.resized(image, new[0], new[1], interface.BILINEAR))
         values = pixels.normalised(whole, settings)
         squares = values.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
         seen = [-(-length // patch) for length in new]
@@ -70,19 +65,21 @@ class Phi4AudioProcessor(Qwen2AudioProcessor):
     """A token stands for 80 ms of a sound."""
 
     SETTINGS = "audio_processor"
-    DEFAULTS: ClassVar[Settings] = {
+    DEFAULTS: ClassVar[interface.Settings] = {
         "feature_size": 80,
         "sampling_rate": 16000,
         "mel_max_frequency": 7690,
         "is_beside_images": False,
     }
 
-    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+    def __init__(
+        self, config: interface.Settings, settings: interface.Settings, encode: interface.Encode
+    ) -> None:
         marker = config["audio_config"].get("audio_token_id", 200011)
         super().__init__({**config, "audio_token_id": marker}, settings, encode)
 
     @staticmethod
-    def prepare(sound: Waveform, settings: Settings) -> Arrays:
+    def prepare(sound: Waveform, settings: interface.Settings) -> interface.Arrays:
         """See AudioProcessor: [frames, mels]."""
         sizes = settings["sampling_rate"], settings["feature_size"], settings["mel_max_frequency"]
         is_beside_images = np.array([int(settings["is_beside_images"])])
