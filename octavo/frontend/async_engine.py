@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from octavo.base import log
 from octavo.base.errors import EngineDead
+from octavo.base.pages import return_large_blocks
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.admission.admission import Admission, Ticket
@@ -96,6 +97,7 @@ class AsyncLLM(WeightsOnLoop):
         metrics: of the engine before it, which go on; None = new ones
         """
         log.setup_if_asked()
+        return_large_blocks()  # bodies and media of requests
         self.config = config = resolve_concerns(*configs, **named)
         self.model_config = config.model
         self.tokenizer = tokenizer_for(config)

@@ -13,6 +13,7 @@ import msgspec
 
 from octavo.base.errors import RequestError
 from octavo.base.limits import limit_memory
+from octavo.base.pages import return_large_blocks
 from octavo.frontend.media.audio import AudioLimits, decode_audio
 from octavo.frontend.media.decoding import decode
 from octavo.frontend.media.processors.media import Arrays
@@ -80,6 +81,7 @@ def answer(question: Question) -> Answer:
 def main() -> None:
     """Answer until standard input ends."""
     limit_memory(MAX_MEMORY_BYTES)
+    return_large_blocks()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while length := source.read(8):
         question = msgspec.msgpack.decode(source.read(int.from_bytes(length, "little")), type=Question)
