@@ -18,6 +18,8 @@ from octavo.frontend.requests.options import RequestKeywords, RequestOptions
 from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.pooling import PoolingParams
 
+_SHORT = 500  # characters whose tokens are there sooner than a thread
+
 
 async def pool(
     engine: AsyncLLM,
@@ -52,7 +54,9 @@ async def _pool(
         prompts = await asyncio.gather(*(_read(engine, prompt, parsed) for prompt in prompts))
     seats = min(len(prompts), engine.config.scheduler.max_num_seqs)
     with engine.reserve(seats, max(prompts, key=len, default="")) as ticket:
-        prepared = await engine.off_loop(partial(_prepare, engine, prompts, params, parsed, request_id))
+        prepare = partial(_prepare, engine, prompts, params, parsed, request_id)
+        is_short = len(prompts) == 1 and isinstance(prompts[0], str) and len(prompts[0]) <= _SHORT
+        prepared = prepare() if is_short else await engine.off_loop(prepare)
         ticket.set_prompt(sum(len(request.prompt_token_ids) for request in prepared))
         results, keys = Results(len(prepared)), [request.key for request in prepared]
         try:
