@@ -288,6 +288,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """Messages to the core that were not requests, or requests whose id was in use."""
     num_blocks_pinned: int = 0
     """Held for beginnings that are to stay (engine/kvcache/pins)."""
+    num_encodings: int = 0
+    """Steps that encoded images and the like; below, how many of these."""
+    num_encoded: int = 0
     has_work: bool = False
     """Whether a step is due: there are requests, and the engine is not paused."""
     weight_version: str = ""

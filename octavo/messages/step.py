@@ -145,5 +145,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result")
     """Drafts of each request, without those that were asked for and not found; [] = as was planned."""
     draft_s: float = 0.0
     """Seconds that guessing took."""
+    num_encoded: int = 0
+    """Images and the like that the step has encoded, together."""
     routes: dict[str, list[RoutedTokens]] = {}
     """Which experts took the tokens of each request that are computed, if that is told."""

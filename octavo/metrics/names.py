@@ -96,6 +96,8 @@ METRICS: dict[str, Description] = {
     "mm_preprocessing_seconds": _sizes(
         "Fetching, decoding and resizing of an image or a video.", _FIRST_TOKEN_S
     ),
+    "mm_encoder_batches": _core_counter("Runs of the encoder of images, sounds and videos."),
+    "mm_encoder_items": _core_counter("Items encoded in them: divided by runs, the mean batch."),
     "mm_prompt_tokens": _counter("Prompt tokens that stand for images and videos.", "modality"),
     "num_preemptions": _core_counter("Times a running sequence lost its blocks to another."),
     "num_blocks_swapped_out": _core_counter("Blocks whose content was copied to host memory."),

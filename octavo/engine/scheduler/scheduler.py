@@ -83,6 +83,7 @@ class Scheduler:
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
         self._num_added = self._num_steps = self._num_timeouts = self._prefix_queries = self._prefix_hits = 0
+        self._num_encodings = self._num_encoded = 0
 
     @property
     def has_requests(self) -> bool:
@@ -191,6 +192,8 @@ class Scheduler:
             self._matchers.feed(tokens_to_feed(plan, result))
         outputs = read_results(plan, result, self._tracker)
         self._lookahead.learn(plan, result, took_s)
+        self._num_encodings += result.num_encoded > 0
+        self._num_encoded += result.num_encoded
         return outputs
 
     def preempt_all(self) -> None:
@@ -218,6 +221,8 @@ class Scheduler:
             external_queries=self.kv.num_asked_tokens,
             external_hits=self.kv.num_received_tokens,
             num_blocks_pinned=self.pins.num_blocks,
+            num_encodings=self._num_encodings,
+            num_encoded=self._num_encoded,
         )
         self._lookahead.count(stats)
         return stats

@@ -37,6 +37,8 @@ _OF_CORE = {
     "num_drafts": "spec_decode_num_drafts",
     "num_draft_tokens": "spec_decode_num_draft_tokens",
     "num_accepted_tokens": "spec_decode_num_accepted_tokens",
+    "num_encodings": "mm_encoder_batches",
+    "num_encoded": "mm_encoder_items",
 }
 """Field of SchedulerStats → counter."""
 _IN_USE = ("waiting_lora_adapters", "running_lora_adapters")

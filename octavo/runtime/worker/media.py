@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from octavo.base.lru import LRU
 from octavo.messages.media import EMBEDS, Features, MediaItem, Source
-from octavo.messages.step import NewRequest
+from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
 from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import SIZES, MediaEncoder
 from octavo.runtime.transfer import Array, send, to_device
+from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, token_positions
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
@@ -76,6 +78,8 @@ class MediaPart(StepPart):
         self.cache: LRU[bytes, Tensor] = LRU(max_bytes)
         self.batches: deque[int] = deque(maxlen=1000)
         """Numbers of items encoded together, of the last runs."""
+        self._num_encoded = 0
+        """By the step."""
 
     def read(self, request: NewRequest) -> list[_Placed] | None:
         media = request.spec.media
@@ -122,6 +126,12 @@ class MediaPart(StepPart):
         if size < values.shape[1]:
             batch.deep_embeds = GivenEmbeds(rows, values[:, size:])
         batch.mutual = self._mutual(work)
+
+    def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
+        """See StepPart: the engine counts what was encoded."""
+        if self._num_encoded:
+            outcome.closers.append(partial(_tell, self._num_encoded))
+            self._num_encoded = 0
 
     def _mutual(self, work: Work) -> MutualSpans | None:
         """Return the runs of placeholders that see each other."""
@@ -188,6 +198,7 @@ class MediaPart(StepPart):
         made = iter(self._shared(encoded) if encoded else ())
         if encoded:
             self.batches.append(len(encoded))
+            self._num_encoded = len(encoded)
         for item, inputs in zip(missing, features, strict=True):
             output = inputs[EMBEDS] if EMBEDS in inputs else next(made)
             outputs[item.key] = output
@@ -207,6 +218,10 @@ class MediaPart(StepPart):
         for part, output in zip(torch.split(every, lengths)[rank::size], made, strict=True):
             part.copy_(output)
         return list(torch.split(self._ranks.all_reduce(every), lengths))
+
+
+def _tell(num_encoded: int, result: ModelRunnerOutput) -> None:
+    result.num_encoded = num_encoded
 
 
 def _runs(numbers: Array) -> list[Array]:

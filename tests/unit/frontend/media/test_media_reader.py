@@ -82,8 +82,12 @@ def test_a_repeated_image_is_not_encoded_again(llm):
 def test_images_of_many_requests_are_one_batch(llm):
     part = part_of(llm)
     part.batches.clear()
+    before = {metric.name: metric.value for metric in llm.get_metrics() if "mm_encoder" in metric.name}
     run(llm, *(prompt(image) for image in make_images(16, seed=3)))
     assert max(part.batches) >= 8 and sum(part.batches) == 16
+    counts = {metric.name: metric.value for metric in llm.get_metrics() if "mm_encoder" in metric.name}
+    assert counts["vllm:mm_encoder_items"] - before["vllm:mm_encoder_items"] == 16
+    assert counts["vllm:mm_encoder_batches"] - before["vllm:mm_encoder_batches"] == len(part.batches)
 
 
 def test_images_of_equal_size_share_no_blocks(llm):
