@@ -154,6 +154,10 @@ class PeftConfig:
     residual: str = ""
     """How the base was changed before training, which counts as part of the adapter: "pissa", "olora"."""
 
+    def rank_of(self, module: str) -> int:
+        """Return the rank that training gave to a module."""
+        return int(_by_pattern(self.rank_pattern, module, self.rank))
+
     def scaling(self, module: str, rank: int) -> float:
         """Return the factor on B A of `module`, whose A has `rank` rows."""
         alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))

@@ -72,7 +72,7 @@ async def pin_prefix(engine: AsyncLLM, pin: PinRequest, prompt: PromptType) -> d
                         pass
             pinned = await engine.core.call("pin_prefix", arguments)
     except OctavoError as error:
-        if type(error) is not OctavoError:
+        if type(error) not in (OctavoError, RequestError):
             raise
         raise RequestError(str(error).removeprefix("pin_prefix: "), "prompt") from None
     if pinned is None:

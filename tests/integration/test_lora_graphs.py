@@ -48,12 +48,12 @@ def test_captured_equals_eager(base, work, repeats, shapes, options):
     llm = engine(base[1], **options)
     shapes.clear()
     assert tokens(llm, *work) == expected
-    assert {shape.reach for shape in shapes} >= {True}
+    assert {shape.reach for shape in shapes} >= {Reach.PRODUCTS}
     assert any(shape.chunks for shape in shapes if shape.reach), "prompts are recorded, too"
     assert any(not shape.chunks for shape in shapes if shape.reach)
     shapes.clear()
     tokens(llm, work[0], [None] * 12)
-    assert {shape.reach for shape in shapes} == {False}, "traffic of the base knows nothing of adapters"
+    assert {shape.reach for shape in shapes} == {Reach.NOTHING}, "steps of the base know nothing of adapters"
 
 
 def test_experts_are_captured(tmp_path, repeats, shapes):

@@ -234,6 +234,8 @@ BAD = {
     "activated": ({"alora_invocation_tokens": "x"}, None, "must be token ids"),
     "shape": (None, _first(lambda a: a[:, :-1].clone()), r"v_proj.lora_A has shape \[4, 47\].*\[4, 48\]"),
     "nan": (None, _first(lambda a: a * torch.nan), "v_proj.lora_A.weight holds values that are not finite"),
+    "another rank": ({"r": 5}, dict, "lora_A has rank 4, the adapter's config says 5"),
+    "dora": ({"use_dora": True}, dict, "use_dora, but there is no lora_magnitude_vector"),
     "lone": (None, lambda found: dict(list(found.items())[1:]), "has only one of lora_A and lora_B"),
     "stranger": (
         None,

@@ -165,7 +165,6 @@ def test_a_broken_encoder_is_noticed(monkeypatch):
         return [embeds.roll(1, 0) for embeds in encode(encoder, items)]
 
     from octavo.runtime.layers.rotary import AxialRotary
-    from octavo.runtime.models import llava as module
     from octavo.runtime.models.llava import LlavaEncoder
 
     encode = LlavaEncoder.encode
@@ -173,7 +172,7 @@ def test_a_broken_encoder_is_noticed(monkeypatch):
         patch.setattr(LlavaEncoder, "encode", shifted)  # as with the class token in front
         assert spoiled(llava, requests) > 10 * TOLERANCE
     with monkeypatch.context() as patch:
-        patch.setattr(module, "chosen_layers", lambda config, num_layers: [num_layers])
+        patch.setattr("octavo.runtime.models.vision.chosen_layers", lambda config, num_layers: [num_layers])
         patch.setattr(LlavaEncoder, "unused", lambda encoder: (r"post_layernorm",))
         assert spoiled(llava, requests) > 10 * TOLERANCE
     with monkeypatch.context() as patch:

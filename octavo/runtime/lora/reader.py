@@ -92,8 +92,14 @@ class _Source(NamedTuple):
     is_plain: bool
     has_file: bool
 
-    def check(self, found: dict[str, Tensor], site: Site, origin: str) -> None:
-        """Raise RequestError for what this kind of adapter cannot change."""
+    def check(self, found: dict[str, Tensor], site: Site, name: str, origin: str) -> None:
+        """Raise RequestError for what this kind of adapter cannot change, and for what its config denies."""
+        rank = self.config.rank_of(name)
+        if "down" in found and len(found["down"]) != rank and not self.has_file:
+            text = f"{origin}.lora_A has rank {len(found['down'])}, the adapter's config says {rank}."
+            raise RequestError(text, "lora_path")
+        if self.config.uses_dora and "down" in found and "magnitude" not in found:
+            raise RequestError(f"{origin}: use_dora, but there is no lora_magnitude_vector.", "lora_path")
         if site.name in (HEAD, EMBEDDING) and (self.config.invocation or self.has_file):
             text = "activated adapters and those of GGUF files change layers only"
             raise RequestError(f"{origin}: {text}.", "lora_path")
@@ -134,7 +140,7 @@ class AdapterReader:
                     continue
                 site, target = place
                 if "whole" in found:
-                    source.check(found, site, origin)
+                    source.check(found, site, name, origin)
                     adapter.wholes[site.name] = self._whole(found["whole"], site, target, origin)
                 else:
                     self._read(drafts[site.name], found, site, target, source, name, origin)
@@ -165,7 +171,7 @@ class AdapterReader:
             for key, (down, up) in read_pairs(found, site, target, self._arch, origin):
                 draft.experts[key].append((down, up * factor * scaling(name, len(down))))
             return
-        source.check(found, site, origin)
+        source.check(found, site, name, origin)
         scale = factor * scaling(name, len(found.get("down", [0])))
         self._take(draft, found, site, target, scale, origin)
         if source.config.residual:
@@ -180,11 +186,9 @@ class AdapterReader:
         target = weights.find(f"{module}.weight")
         if target is not None and self._model.is_elsewhere(target.module):
             return None
-        site = (
-            None
-            if target is None
-            else self.sites.find(target.module.removesuffix(".weight").removesuffix(".weight"))
-        )
+        site = None
+        if target is not None:
+            site = self.sites.find(target.module.removesuffix(".weight").removesuffix(".weight"))
         if site is None and target is not None and target.module.startswith("encoder."):
             raise RequestError(
                 f"{origin}: adapters change the text model; encoders of images and sounds take none. Train "
@@ -192,9 +196,8 @@ class AdapterReader:
                 "lora_path",
             )
         if target is None or site is None:
-            raise RequestError(
-                f"{origin}: this model has no such matrix that an adapter can change.", "lora_path"
-            )
+            text = "this model has no such matrix that an adapter can change"
+            raise RequestError(f"{origin}: {text}.", "lora_path")
         return site, target
 
     def _without(self, initial: dict[str, tuple[str, int, float]], change: LowRank, site: Site) -> LowRank:
@@ -229,10 +232,8 @@ class AdapterReader:
     def _kept(self, down: Tensor, up: Tensor, parts: int, bias: Tensor | None, site: Site) -> LowRank:
         """Return a change of the host pool. Raises RequestError for too large a rank."""
         if self.sites.is_on_gpu and up.shape[-2] > site.table.most_rank:
-            raise RequestError(
-                f"{site.name}: the ranks of all adapters together, {up.shape[-2]}, exceed max_lora_rank.",
-                "lora",
-            )
+            text = f"the ranks of all adapters together, {up.shape[-2]}, exceed max_lora_rank"
+            raise RequestError(f"{site.name}: {text}.", "lora")
         kept = self.sites.kept
         down, up = (kept(tensor.to(self.sites.dtype).contiguous()) for tensor in (down, up))
         return LowRank(down, up, parts, None, None if bias is None else kept(bias))
@@ -263,11 +264,8 @@ class AdapterReader:
             ("lora_B", up, (outputs, len(down))),
         ):
             if tuple(tensor.shape) != shape:
-                raise RequestError(
-                    f"{origin}.{name} has shape {list(tensor.shape)}, this model needs {list(shape)}: "
-                    "the adapter is of another base.",
-                    "lora_path",
-                )
+                text = f"{list(tensor.shape)}, this model needs {list(shape)}: the adapter is of another base"
+                raise RequestError(f"{origin}.{name} has shape {text}.", "lora_path")
         if site.name == EMBEDDING:
             if len(found) > 2:
                 raise RequestError(f"{origin}: embeddings take plain LoRA only.", "lora_path")

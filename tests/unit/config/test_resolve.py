@@ -293,7 +293,7 @@ def test_trust_remote_code_only_warns(model, caplog):
         ({"tensor_parallel_size": 0}, "Invalid tensor parallel size: 0"),
         (
             {"tensor_parallel_size": 3, "hf_overrides": {"num_attention_heads": 4}},
-            "the model's 4 attention",
+            r"attention heads \(4\) must be divisible by tensor parallel size \(3\)",
         ),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "inproc"}, "use 'mp'"),
         ({"max_num_seqs": -1}, "max_num_seqs must be at least 0, got -1.*0 = by device"),
