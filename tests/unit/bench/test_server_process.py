@@ -20,7 +20,8 @@ class Handler(BaseHTTPRequestHandler):
 HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 """
 BENCHMARK = """
-import socket, sys, time
+import signal, socket, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run where it is ignored
 from octavo.bench.server_process import ServerProcess
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
