@@ -33,7 +33,7 @@ def nothing_is_left(tmp_path, monkeypatch):
     yield
     assert wait_until(lambda: list(tmp_path.iterdir()) == [], 5)
     after = {path for path in Path("/dev/shm").iterdir() if "octavo" in path.name}
-    assert {path for path in after - before if path.is_file()} == set()  # folders: blocks of tests beside this
+    assert {path for path in after - before if path.is_file()} == set()  # folders: other tests' blocks
 
 
 class Impatient:
