@@ -22,7 +22,7 @@ from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from octavo.runtime.layers.norm import RMSNorm
 from octavo.runtime.layers.rows import make_row_gather
-from octavo.runtime.layers.self_attention import Setting
+from octavo.runtime.layers.self_attention import AttentionSetting
 from octavo.runtime.quantization.blocks import blocks_of_one
 from octavo.runtime.quantization.method import Term
 from octavo.runtime.quantization.parameter import Layout
@@ -70,7 +70,7 @@ class LatentAttention(nn.Module):
     """Computes queries and the latent vector → norm, rope → attention over the cache → out."""
 
     def __init__(
-        self, arch: LatentArch, build: BuildContext, layer_id: int, size: int, setting: Setting
+        self, arch: LatentArch, build: BuildContext, layer_id: int, size: int, setting: AttentionSetting
     ) -> None:
         super().__init__()
         self._rotary = setting.rotary

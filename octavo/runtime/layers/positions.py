@@ -53,7 +53,8 @@ def within_chunks(
 ) -> tuple[GroupTables, ForwardBatch]:
     """Return the step of a cache group in which each token sees its own chunk of `size` positions only.
 
-    Each request is as many as chunks may hold its new tokens. Layers share the result. Raises Unsupported.
+    A request becomes a piece per chunk that may hold new tokens of it. Layers share the result. Raises
+    Unsupported where a chunk is no whole number of blocks.
     """
     if size % block_size:
         raise Unsupported(f"Attention in chunks of {size} tokens takes a block_size that divides them.")

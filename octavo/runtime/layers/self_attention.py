@@ -60,8 +60,8 @@ class HeadsArch:
         return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, window)
 
 
-class Setting(NamedTuple):
-    """A Setting is what a layer gives its attention, beside the arch. norm: of queries and keys
+class AttentionSetting(NamedTuple):
+    """What a layer tells its attention, beside the arch. norm: of queries and keys
 
     sliding_window: positions a query sees, 0 = all; input_size: width of what it reads, 0 = as it writes
     """
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
     """Computes qkv → norms of queries and keys → rope → attention over the cache → out."""
 
     def __init__(
-        self, arch: HeadsArch, build: BuildContext, layer_id: int, size: int, setting: Setting
+        self, arch: HeadsArch, build: BuildContext, layer_id: int, size: int, setting: AttentionSetting
     ) -> None:
         super().__init__()
         norm = setting.norm

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
-from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention, Setting
+from octavo.runtime.layers.self_attention import AttentionSetting, HeadsArch, SelfAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SideBySide(nn.Module):
     """Layer i keeps its heads' keys and values as cache layer 2 i, its state as the next one."""
 
     def __init__(
-        self, arch: SideBySideArch, build: BuildContext, layer_id: int, size: int, setting: Setting
+        self, arch: SideBySideArch, build: BuildContext, layer_id: int, size: int, setting: AttentionSetting
     ) -> None:
         super().__init__()
         place = build.at("recurrent")

@@ -14,7 +14,7 @@ from octavo.runtime.layers.distance_bias import DistanceBias
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.mlp import MLP
 from octavo.runtime.layers.norm import make_norm
-from octavo.runtime.layers.self_attention import SelfAttention, Setting
+from octavo.runtime.layers.self_attention import AttentionSetting, SelfAttention
 from octavo.runtime.models.arch import Config, LayerArch, expect, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.vision import flat, full_batch
 from octavo.runtime.models.weights import Target, qkv, swap_halves, to
@@ -38,7 +38,7 @@ class _Block(nn.Module):
         for name in _NORMS:
             self.add_module(name, make_norm(norm, build.at(name), size))
         self.mlp_in, self.mlp_out = (MLP(dense, build.at(name), size) for name in ("mlp_in", "mlp_out"))
-        self.attention = SelfAttention(heads, build.at("attention"), 0, size, Setting(norm))
+        self.attention = SelfAttention(heads, build.at("attention"), 0, size, AttentionSetting(norm))
         self.glu = ReplicatedLinear(build.at("glu"), size, 2 * size, bias=True)
         self.terms = Affine(build.at("terms"), (size,), _gated)
         self.depthwise = Affine(build.at("depthwise"), (size, 1, self._kernel), functional.conv1d)

@@ -28,7 +28,7 @@ from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
 from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
-from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention, Setting
+from octavo.runtime.layers.self_attention import AttentionSetting, HeadsArch, SelfAttention
 from octavo.runtime.layers.side_by_side import SideBySide, SideBySideArch
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
         if isinstance(body, RecurrentArch):
             self.attention = Recurrent(body, place, cache_id, size, arch.norm.eps)
         else:
-            setting = Setting(arch.norm, rotary, layer.sliding_window)
+            setting = AttentionSetting(arch.norm, rotary, layer.sliding_window)
             self.attention = ATTENTIONS[type(body)](body, place, cache_id, size, setting)
         self.attention_out_norm = norm("attention_out", "attention_out_norm")
         self.mlp_norm = norm("mlp_in", "mlp_norm")

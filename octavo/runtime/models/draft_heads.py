@@ -24,7 +24,7 @@ from octavo.runtime.layers.norm import Term, make_norm
 from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
-from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention, Setting
+from octavo.runtime.layers.self_attention import AttentionSetting, HeadsArch, SelfAttention
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder, DecoderLayer
 from octavo.runtime.models.interface import Family
@@ -217,7 +217,7 @@ class Eagle3Layer(nn.Module):
         self.attention_norm, self.hidden_norm, self.mlp_norm = (
             make_norm(arch.norm, build.at(name), size) for name in names
         )
-        setting = Setting(arch.norm, rotary, layer.sliding_window, input_size=2 * size)
+        setting = AttentionSetting(arch.norm, rotary, layer.sliding_window, input_size=2 * size)
         self.attention = SelfAttention(layer.attention, build.at("attention"), 0, size, setting)
         self.mlp = MLP(layer.feed_forward, build.at("mlp"), size)
         self._join, self._norms_first = build.kernels.linear.join, arch.norms_before_residual
