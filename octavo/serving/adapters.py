@@ -57,6 +57,10 @@ class LoRAScale(msgspec.Struct, forbid_unknown_fields=True):
     scale: float = 1.0
 
 
+Scales = Iterable[LoRAScale] | None
+"""The adapters that a request adds up, if it asks for any."""
+
+
 class ServedAdapters:
     """Used on the event loop of one API process."""
 
@@ -65,6 +69,8 @@ class ServedAdapters:
         self._known: dict[str, ServedAdapter] = {}
         self._file: Path | None = None
         self._state: tuple[int, int] | None = None
+        self._finding: dict[str, asyncio.Lock] = {}
+        self._last_id = 0
 
     def share(self, folder: Path) -> None:
         """Have the API processes of one server know the same. folder: theirs alone, as long as they live"""
@@ -86,19 +92,27 @@ class ServedAdapters:
         self._refresh()
         return list(self._known.values())
 
-    def find(self, name: str) -> ServedAdapter | None:
-        """Return the adapter of this name; one in --lora-folder gets it now. Raises RequestError."""
-        self._refresh()
-        if (known := self._known.get(name)) is not None or not self._config.lora_folder:
-            return known
-        lora = self._engine.config.lora
+    async def look_for(self, name: str) -> None:
+        """Load the adapter of an unknown name if it is in --lora-folder. Raises RequestError."""
+        if self.known(name) is not None or (path := self._path_of(name)) is None:
+            return
+        try:
+            async with self._finding.setdefault(name, asyncio.Lock()):  # once, however many ask
+                if self.known(name) is None:
+                    await self.load(name, path, in_place=True)
+        except RequestError as error:
+            text = f"LoRA adapter '{name}' was found but could not be loaded. {error}"
+            raise RequestError(text, "model") from error
+
+    def _path_of(self, name: str) -> str | None:
+        """Return where in --lora-folder the adapter of this name is."""
         is_plain = "\0" not in name and ".." not in Path(name).parts and str(Path(name)) == name
-        if not (lora.enable_lora or lora.enable_prompt_adapter) or not is_plain:
+        if not self._config.lora_folder or not is_plain:
             return None
         folder = Path(self._config.lora_folder, name)
         for path, file in (folder, folder / CONFIG), (folder.with_name(f"{folder.name}{SUFFIX}"),) * 2:
             if file.is_file() and self._is_inside(path):
-                return self._enter(self._entry(name, str(path)))
+                return str(path)
         return None
 
     def sum_of(self, scales: Iterable[LoRAScale]) -> LoRASum | None:
@@ -178,7 +192,7 @@ class ServedAdapters:
             listed = self.listed()
             found = listed[entry.id] if 0 <= entry.id < len(listed) else None
         else:
-            found = self.find(entry.name or "")
+            found = self.known(entry.name or "")
         if found is None:
             given = entry.id if entry.name is None else entry.name[:200]
             raise UnknownModel(f"The lora adapter {given!r} does not exist.", "lora")
@@ -192,15 +206,14 @@ class ServedAdapters:
         elif not (is_prompt := is_learned_prompt(folder)):
             read_peft(folder)
         known = self._known.get(name)
-        new_id = 1 + max((entry.id for entry in self._known.values()), default=0)
-        return ServedAdapter(name, path, known.id if known else new_id, parent, is_prompt, task_id)
+        self._last_id = 1 + max([self._last_id, *(entry.id for entry in self._known.values())])
+        return ServedAdapter(name, path, known.id if known else self._last_id, parent, is_prompt, task_id)
 
-    def _enter(self, entry: ServedAdapter) -> ServedAdapter:
+    def _enter(self, entry: ServedAdapter) -> None:
         with self._changing() as names:
             if entry.name not in names and len(names) >= _MOST_NAMES:
                 raise RequestError(f"{_MOST_NAMES} adapters have names: unload some.", "lora_name")
             names[entry.name] = entry
-        return entry
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, ServedAdapter]]:

@@ -20,6 +20,7 @@ from octavo.base.errors import OctavoError, RequestError, wrong
 from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
+from octavo.serving.adapters import Scales
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.foreign_fields import translated
@@ -65,19 +66,20 @@ async def read_parsed(
     with state.bodies.open(request) as grow_to:
         body = await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
     if hasattr(body, "model") and getattr(body, "needs_model", True):
-        await borrow(request, body.model)
+        await borrow(request, body.model, getattr(body, "lora", None))
     return body
 
 
-async def borrow(request: Request, model: str | None) -> None:
+async def borrow(request: Request, model: str | None, lora: Scales = None) -> None:
     """Have the model there until the answer has been sent; a request that names none may in its query.
 
-    Raises UnknownModel, Overloaded, HTTPError.
+    lora: adapters of it. Raises UnknownModel, Overloaded, HTTPError, RequestError.
     """
-    caller = Caller.of(request).asking(model)
+    caller = Caller.of(request)
+    waiting = caller.engines.borrow(model or caller.model, lora)
     if caller.engines.only() is None:
-        waiting = caller.engines.borrow(caller.model)
-        request.state.borrowed.enter_context(await unless_gone(leaving(request.receive), waiting))
+        waiting = unless_gone(leaving(request.receive), waiting)
+    request.state.borrowed.enter_context(await waiting)
 
 
 async def parse_aside(content: C, parse: Callable[[C], T]) -> T:

@@ -1,6 +1,6 @@
 """`Caller`: what every handler needs to know of a request besides its body. Made from the ASGI scope."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
@@ -11,7 +11,7 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
-from octavo.serving.adapters import LoRAScale
+from octavo.serving.adapters import Scales
 from octavo.serving.engines import Engines
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -68,7 +68,7 @@ class Caller:
             model=connection.query_params.get("model", ""),
         )
 
-    def asking(self, model: str | None, lora: Iterable[LoRAScale] | None = None) -> "Caller":
+    def asking(self, model: str | None, lora: Scales = None) -> "Caller":
         """The same caller, who asks this model, or adapters of it. Raises UnknownModel, RequestError."""
         name = self.engines.resolve(model or self.model)
         adapter, prompt = self.engines.adapter_of(name, lora)

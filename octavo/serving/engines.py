@@ -5,7 +5,7 @@ is always there; `model_pool.engines` has several.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.observe.health import Health
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.metrics import Metric
-from octavo.serving.adapters import LoRAScale, ServedAdapters
+from octavo.serving.adapters import Scales, ServedAdapters
 
 State = Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
 """Of a model."""
@@ -73,7 +73,7 @@ class Engines:
         self.shutdown_timeout = engine.config.front.shutdown_timeout
 
     def resolve(self, asked: str | None) -> str:
-        """The name to answer with. Raises UnknownModel, RequestError for an adapter that cannot be read."""
+        """The name to answer with. Raises UnknownModel."""
         if not asked:
             return self.names[0]
         if asked not in self.names:
@@ -84,16 +84,16 @@ class Engines:
         return asked
 
     def _knows(self, name: str) -> bool:
-        return self.adapters.find(name) is not None
+        return self.adapters.known(name) is not None
 
     def adapter_of(
-        self, model: str, scales: Iterable[LoRAScale] | None
+        self, model: str, scales: Scales
     ) -> tuple[LoRARequest | LoRASum | None, PromptAdapterRequest | None]:
         """What answers under a resolved name, and the prompt before its own; scales: of adapters to add up.
 
         Raises as `resolve`.
         """
-        found = None if model in self.names else self.adapters.find(model)
+        found = None if model in self.names else self.adapters.known(model)
         request = None if found is None else found.request
         prompt = request if isinstance(request, PromptAdapterRequest) else None
         lora = None if isinstance(request, PromptAdapterRequest) else request
@@ -107,11 +107,15 @@ class Engines:
         """The engine of a model whose name is `resolve`d; without a name, of the first. Raises Overloaded."""
         return self._engine
 
-    async def borrow(self, model: str | None) -> AbstractContextManager[None]:
-        """Have the engine of a model there as long as the returned manager is open.
+    async def borrow(self, model: str | None, lora: Scales = None) -> AbstractContextManager[None]:
+        """Have the engine of a model, and adapters of it, there as long as the returned manager is open.
 
-        Raises UnknownModel, Overloaded, HTTPError when it cannot be loaded.
+        Raises UnknownModel, Overloaded, HTTPError, RequestError for an adapter that cannot be loaded.
         """
+        if model and model not in self.names:
+            await self.adapters.look_for(model.removesuffix(":latest"))
+        for entry in lora or ():
+            await self.adapters.look_for(entry.name or "")
         self.resolve(model)
         return nullcontext()
 

@@ -243,6 +243,24 @@ async def test_bad_adapters_disturb_nobody(client, made, tmp_path):
     assert "wrong" not in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
 
 
+async def test_a_broken_folder_asked_for_by_name_is_refused(client, made):
+    """The reason is told, no name is listed, and once mended it is loaded, by many at once, in sums too."""
+    folder, asked = made[1] / "mended", {"model": "mended", "prompt": PROMPT}
+    handmade_adapters.write(made[2]["base"], folder, 4, seed=9, factor=float("nan"))
+    for body in [asked] * 3 + [{"prompt": PROMPT, "lora": [{"name": "mended"}]}]:
+        error = (await post(client, "/v1/completions", 400, **body)).json()["error"]
+        assert error["message"].startswith("LoRA adapter 'mended' was found but could not be loaded.")
+        assert "not finite numbers" in error["message"] and error["param"] == "model"
+    assert "mended" not in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
+    assert (await client.get("/v1/models/mended")).status_code == 404
+    shutil.rmtree(folder)
+    expected = greedy(handmade_adapters.write(made[2]["base"], folder, 4, seed=9), PROMPT)
+    found = await asyncio.gather(*(completed(client, "mended") for _ in range(4)))
+    assert found == [expected] * 4 and expected != greedy(made[2]["base"], PROMPT)
+    await client.app.state.engines.adapters.unload("mended")
+    assert await completed(client, lora=[{"name": "mended"}]) == expected
+
+
 async def test_unloading_waits_or_is_refused(client, made):
     """The request waits for the engine, which stands still until all has been looked at, and counts."""
     await post(client, "/v1/load_lora_adapter", lora_name="used", lora_path="blue")
@@ -322,6 +340,7 @@ async def test_processes_share_names(client, made, tmp_path):
     two.share(tmp_path)
     await one.load("mine", str(made[1] / "red"))
     assert two.known("mine") == one.known("mine") is not None
-    assert two.find("blue") == one.known("blue")
+    await two.look_for("blue")
+    assert two.known("blue") == one.known("blue") is not None
     await two.unload("mine")
     assert one.known("mine") is None and [entry.name for entry in one.listed()] == ["blue"]

@@ -1,7 +1,7 @@
 """`PooledEngines`: the engines of several models. Made by the server's process."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from octavo.base.errors import EngineDead, Overloaded, wrong
@@ -11,7 +11,7 @@ from octavo.frontend.async_engine import AsyncLLM, OnCrash
 from octavo.frontend.observe.health import Health
 from octavo.metrics import Metric
 from octavo.metrics.nvml import read_gpus
-from octavo.serving.adapters import LoRAScale
+from octavo.serving.adapters import Scales
 from octavo.serving.engines import Engines, Listed
 from octavo.serving.model_pool.model import PooledModel
 from octavo.serving.model_pool.pool import ModelPool
@@ -45,7 +45,7 @@ class PooledEngines(Engines):
     def _knows(self, name: str) -> bool:
         return False
 
-    def adapter_of(self, model: str, scales: Iterable[LoRAScale] | None) -> tuple[None, None]:
+    def adapter_of(self, model: str, scales: Scales) -> tuple[None, None]:
         if scales is not None:
             raise wrong("lora", "is for servers of one model: leave it out")
         return None, None
@@ -56,7 +56,7 @@ class PooledEngines(Engines):
             raise Overloaded(f"The model {found.name!r} is not loaded.")
         return found.engine
 
-    async def borrow(self, model: str | None) -> AbstractContextManager[None]:
+    async def borrow(self, model: str | None, lora: Scales = None) -> AbstractContextManager[None]:
         return await self.pool.borrow(self.model(model))
 
     def check_admission(self) -> None:

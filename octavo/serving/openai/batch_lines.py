@@ -146,7 +146,7 @@ async def _content(caller: Caller, line: BatchLine) -> bytes:
     model, _ = (ENDPOINTS | POOLING)[line.url]
     parse = partial(parse_body, model=model, strict=caller.config.strict)
     body: Any = await parse_aside(bytes(line.body), parse)
-    with await caller.engines.borrow(body.model):
+    with await caller.engines.borrow(body.model, getattr(body, "lora", None)):
         return await _answer(caller, line.url, body)
 
 

@@ -59,7 +59,7 @@ def _read(text: str, *, strict: bool) -> ChatRequest:
 
 async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
     body.stream = True
-    with await caller.engines.borrow(body.model or caller.model):
+    with await caller.engines.borrow(body.model or caller.model, body.lora):
         await _answer_there(socket, caller, body)
 
 
