@@ -31,7 +31,9 @@ def import_torch(device: str = "cpu") -> None:
     make_context(device)
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _FINDER)
-        import_module("torch")
+        core = import_module("torch")._C
+        if hasattr(core, "_set_generator_metaclass"):  # from 2.13 on; one of those that wait would do it
+            core._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
         _FINDER.is_open = False
 
 

@@ -52,8 +52,11 @@ def test_all_of_it_is_there_once_some_is_asked_for(use):
     assert names == expected and types == ["module"]
 
 
-def test_what_nobody_asks_for_waits():
-    _, waiting, _, types = ran("torch.relu(torch.ones(2, device=torch.device('cpu'))).sum()")
+@pytest.mark.parametrize(
+    "use", ["torch.relu(torch.ones(2, device=torch.device('cpu'))).sum()", "torch.Generator().manual_seed(1)"]
+)
+def test_what_nobody_asks_for_waits(use):
+    _, waiting, _, types = ran(use)
     assert waiting > 20 and types == ["_LateModule"]
 
 
