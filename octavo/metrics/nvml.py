@@ -5,6 +5,7 @@ driver there are no GPUs.
 """
 
 import ctypes
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -28,35 +29,32 @@ class _Memory(ctypes.Structure):
 
 def read_gpus() -> list[GpuUse]:
     """All GPUs in the driver's order; one that cannot tell is left out."""
-    library = _library()
-    count = ctypes.c_uint()
-    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
-    return [use for index in range(count.value) if (use := _read(library, index)) is not None]
+    return [use for library, device in _devices() if (use := _read(library, device)) is not None]
 
 
 def highest_capability() -> tuple[int, int] | None:
     """Return the compute capability of the GPU that CUDA numbers first; None where none can tell."""
-    library, count = _library(), ctypes.c_uint()
-    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return None
-    found = []
-    for index in range(count.value):
-        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-            continue
+    major, minor, found = ctypes.c_int(), ctypes.c_int(), []
+    for library, device in _devices():
         if library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
             found.append((major.value, minor.value))
     return max(found, default=None)
 
 
-def _read(library: ctypes.CDLL, index: int) -> GpuUse | None:
-    device, rates, memory = ctypes.c_void_p(), _Utilization(), _Memory()
-    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-        return None
-    if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
-        return None
-    if library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) != 0:
+def _devices() -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
+    """Yield each GPU, with the library to ask."""
+    library, count = _library(), ctypes.c_uint()
+    if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+        for index in range(count.value):
+            device = ctypes.c_void_p()
+            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
+                yield library, device
+
+
+def _read(library: ctypes.CDLL, device: ctypes.c_void_p) -> GpuUse | None:
+    rates, memory = _Utilization(), _Memory()
+    failed = library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    if failed or library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)):
         return None
     return GpuUse(rates.gpu / 100, memory.used, memory.total)
 
