@@ -48,8 +48,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
     status: ModelStatus
     input_modalities: tuple[Modality, ...] = ("text",)
-    tasks: tuple[str, ...] = ("generate",)
-    """What it is for: to generate, or what it makes of texts, and "score" where /score and /rerank answer."""
+    tasks: tuple[str, ...] | None = None
+    """To generate, or what it makes of texts, and "score" where /score and /rerank answer; None as above."""
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -80,7 +80,7 @@ def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
     defaults: dict[str, float] = {}
     modalities: tuple[Modality, ...] = ("text",)
-    tasks: tuple[str, ...] = ("generate",)
+    tasks: tuple[str, ...] | None = None if listed.config is None else ("generate",)
     pooling = listed.config.pooling if listed.config is not None else None
     if pooling is not None:
         scores = pooling.is_embedder or pooling.num_labels == 1

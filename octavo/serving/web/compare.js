@@ -23,10 +23,10 @@ export class Compare {
 	}
 
 	/** Say what the chosen model is. */
-	show({ id = "", tasks = [], max_model_len }) {
-		this.ranks = tasks.includes("score");
+	show({ id = "", tasks, max_model_len }) {
+		this.ranks = tasks?.includes("score");
 		for (const node of [this.query, byId("query-label")]) node.hidden = !this.ranks;
-		const facts = [KINDS[tasks[0]] ?? "does not generate text", max_model_len && `texts of up to ${max_model_len} tokens`];
+		const facts = [KINDS[tasks?.[0]] ?? "does not generate text", max_model_len && `texts of up to ${max_model_len} tokens`];
 		byId("model-kind").textContent = id && `${id.split(/[/\\]/).at(-1)} ${facts.filter(Boolean).join(", ")}. It does not chat.`;
 		this.#tidy();
 	}

@@ -14,6 +14,7 @@ from octavo.serving.model_pool import engines as pooled
 from octavo.serving.model_pool import model as pooled_model
 from octavo.serving.model_pool import pool as pool_module
 from octavo.serving.model_pool.footprint import Footprint
+from octavo.serving.openai.models import card
 from tests.fakes import fake_config
 
 GIB = 1 << 30
@@ -145,6 +146,15 @@ async def test_engines_beyond_the_most_go_once_the_new_one_is_there():
         await settled()
         assert FakeEngine.log == ["load a", "load b", "sleep a", "load c", "end a"]
         assert state(engines, "a", "b", "c") == ["unloaded", "loaded", "loaded"]
+
+
+async def test_what_a_model_is_for_is_told_from_the_first_request_on():
+    async with running(max_loaded=1) as engines:
+        for name in "ab":
+            await ask(engines, name)
+        await settled()
+        tasks = {listed.name: card(listed).tasks for listed in engines.listed() if listed.name in "ac"}
+        assert tasks == {"a": ("generate",), "c": None}
 
 
 async def test_a_busy_engine_beyond_the_most_goes_when_it_is_idle():
