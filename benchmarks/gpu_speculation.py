@@ -2,13 +2,14 @@
 
     python benchmarks/record.py gpu-speculation python -m benchmarks.gpu_speculation
 
-Llama-3.1-8B's shape with dummy weights; two engines share the GPU. `ngram`, `suffix`, `ngram_gpu`: 7 drafts,
-looked up. `eagle3`: 3 drafts of a head of one layer, taken at a given rate (synthetic), as it is not trained;
-verified: kept only where they are right, which is hardly ever, so that texts can be compared. Row batch
-1: the time of a step that drafts and verifies, by that of a plain step; all drafts are verified; without the
-prompt and the first 16 tokens, which are computed in a run of their own and taken off. Row batch
-64: tokens per second of both engines and their quotient, with as many drafts as pay, where no text repeats
-itself (T = 1), half of them do, or all. Texts are compared; equal: how many are.
+Llama-3.1-8B's shape with dummy weights; two engines share the GPU; with --ranks 2 or --stages 2, two GPUs.
+`ngram`, `suffix`, `ngram_gpu`: 7 drafts, looked up. `eagle3`: 3 drafts of a head of one layer, taken at a
+given rate (synthetic), as it is not trained; verified: kept only where they are right, which is hardly
+ever, so that texts can be compared. Row batch 1: the time of a step that drafts and verifies, by that of a
+plain step; all drafts are verified; without the prompt and the first 16 tokens, which are computed in a run
+of their own and taken off. Row batch 64: tokens per second of both engines and their quotient, with as many
+drafts as pay, where no text repeats itself (T = 1), half of them do, or all. Texts are compared; equal: how
+many are.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def write_head(folder: Path, config: dict[str, Any]) -> Path:
 class Engine:
     """One engine, and what it counted."""
 
-    def __init__(self, folder: Path, speculative: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, speculative: dict[str, Any], sizes: dict[str, int]) -> None:
         self._llm = LLM(
             str(folder),
             load_format="dummy",
@@ -80,6 +81,7 @@ class Engine:
             max_num_seqs=256,
             num_gpu_blocks_override=600,
             speculative_config=speculative,
+            **sizes,
         )
 
     def close(self) -> None:
@@ -180,7 +182,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="method of the rows of batch 1, which are all then")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--stages", type=int, default=1)
     args = parser.parse_args()
+    sizes = {"tensor_parallel_size": args.ranks, "pipeline_parallel_size": args.stages}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "model")
         folder.mkdir()
@@ -193,22 +198,23 @@ def main() -> None:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": RATE,
         }
-        plain = Engine(folder, PLAIN)
+        plain = Engine(folder, PLAIN, sizes)
         honest = {name: eagle[name] for name in ("method", "model", "num_speculative_tokens")}
         for name, speculative in (
             ("suffix", SUFFIX | ALWAYS),
+            ("ngram", NGRAM | {"prompt_lookup_min": 1} | ALWAYS),
             ("eagle3", eagle | ALWAYS),
             ("eagle3, verified", honest | ALWAYS),
             ("ngram_gpu", NGRAM | {"method": "ngram_gpu", "prompt_lookup_min": 1} | ALWAYS),
         ):
             if args.only and name not in args.only.split("+"):
                 continue
-            other = Engine(folder, speculative)
+            other = Engine(folder, speculative, sizes)
             print(json.dumps(alone(plain, other, name, args.repeats)), flush=True)
             other.close()
         if args.only:
             return
-        other = Engine(folder, NGRAM)
+        other = Engine(folder, NGRAM, sizes)
         for first in (0, 32, 64):
             print(json.dumps(together(plain, other, first, args.repeats)), flush=True)
 

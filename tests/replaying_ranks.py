@@ -1,28 +1,36 @@
-"""Ranks on CPUs that replay steps as GPUs do: the stand-in computes again what a GPU would replay."""
+"""Ranks that say how many steps they replayed. On CPUs a stand-in computes again what a GPU would replay."""
 
 import torch
 
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.platforms.cuda import CUDAPlatform
 from octavo.runtime.worker.worker import Worker
 
 _replays = [0]
 
 
-def _capture(work):
-    def replay():
-        _replays[0] += 1
-        work()
+def _counting(capture):
+    def counted(work):
+        replay = capture(work)
 
-    return replay
+        def run():
+            _replays[0] += 1
+            replay()
+
+        return run
+
+    return counted
 
 
 class ReplayingWorker(Worker):
     """Uses graphs, and says how often."""
 
     def __init__(self, *arguments):
-        CPUPlatform.graph_capture = lambda platform: _capture
+        usual = CUDAPlatform.graph_capture
+        CUDAPlatform.graph_capture = lambda platform: _counting(usual(platform))
+        CPUPlatform.graph_capture = lambda platform: _counting(lambda work: work)
         super().__init__(*arguments)
 
     def describe(self):

@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
-from octavo import SamplingParams
+from octavo import LLM, SamplingParams
 from tests.conftest import ROOT
+from tests.gpu import test_speculation_on_gpu as speculation
+from tests.gpu.test_speculation_on_gpu import folders  # noqa: F401  # a fixture
 from tests.integration.test_invariance import params, prompts, tokens
+from tests.integration.test_replaying_ranks import REPLAYING
 from tests.tiny_models import make_oracle, save, tiny_config
 
 pytestmark = pytest.mark.multi_gpu
@@ -53,6 +56,27 @@ def test_ranks_divide_a_cache(tmp_path, make_llm, kind):
     )
     assert tokens(divided, work, wanted) == one
     assert tokens(divided, work, wanted) == one
+
+
+@pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "ngram_gpu", "draft_model", "eagle3"])
+def test_drafts_change_nothing(folders, sizes, method):  # noqa: F811
+    """In captured steps; half of the tokens are drawn, of candidates of all ranks."""
+    common = speculation.COMMON | {"num_gpu_blocks_override": 400}
+    with LLM(folders[0], **common, **sizes) as llm:
+        plain = speculation.texts(llm)
+    config = {"speculative_config": speculation.guessing(method, *folders)}
+    with LLM(folders[0], **common, **sizes, **config, distributed_executor_backend=REPLAYING) as llm:
+        speculation.texts(llm)
+        found = speculation.texts(llm)  # suffixes are known now
+        values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+        replays = [report["replays"] for report in llm.collective_rpc("describe")]
+    equal = sum(a == b for a, b in zip(found, plain, strict=True))
+    assert equal >= 9, f"{equal} of {len(plain)} texts are the same"
+    assert min(replays) > 20
+    assert "ngram" in method or values["vllm:spec_decode_num_draft_tokens"] > 100
+    if method in ("suffix", "draft_model"):
+        assert values["vllm:spec_decode_num_accepted_tokens"] > 100
 
 
 def test_captured_equals_eager_and_itself(tiny_llama, make_llm):

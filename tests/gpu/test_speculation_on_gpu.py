@@ -16,7 +16,7 @@ CONFIG = {
     "model_type": "llama",
     "hidden_size": 256,
     "intermediate_size": 512,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 8,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 128,
@@ -47,6 +47,19 @@ def folders(tmp_path_factory):
     return str(root / "target"), str(write_head(root / "head", CONFIG))
 
 
+def guessing(method, target, head):
+    """What the engine is told so that it guesses three tokens whenever it can."""
+    config = {"method": method, "num_speculative_tokens": 3, "enable_adaptive_verification": False}
+    shortest = {"prompt_lookup_min": 1}
+    drafts = {
+        "eagle3": {"model": head},
+        "draft_model": {"model": target},
+        "ngram": shortest,
+        "ngram_gpu": shortest,
+    }
+    return config | drafts.get(method, {})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["suffix", "ngram_gpu", "draft_model", "eagle3"])
 @pytest.mark.parametrize("shift", [0, 1], ids=["", "shifted"])
@@ -64,13 +77,7 @@ def test_chained_steps_change_nothing(folders, monkeypatch, method, shift):
     monkeypatch.setattr(ChainedSteps, "verify", noted)
     with LLM(target, **COMMON) as llm:
         plain = texts(llm)
-    config = {"method": method, "num_speculative_tokens": 3, "enable_adaptive_verification": False}
-    drafts = {
-        "eagle3": {"model": head},
-        "draft_model": {"model": target},
-        "ngram_gpu": {"prompt_lookup_min": 1},
-    }
-    with LLM(target, **COMMON, speculative_config=config | drafts.get(method, {})) as llm:
+    with LLM(target, **COMMON, speculative_config=guessing(method, target, head)) as llm:
         texts(llm)
         found = texts(llm)  # suffixes are known now
         values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}

@@ -600,7 +600,8 @@ def test_a_file_of_a_whole_model_is_no_head(smollm2_path):
         (LLAMA, {"fc.weight": None}, "lacks 1 weights: fc.weight"),
         (EAGLE3, {"d2t": None}, "draft_vocab_size=900 needs a tensor d2t"),
         (EAGLE3, {"d2t": torch.full((DRAFT_VOCAB,), VOCAB)}, "d2t names tokens that the vocabulary has not"),
-        (EAGLE3 | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, {}, "reads the layers"),
+        (EAGLE3 | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, {}, "reads layers"),
+        (EAGLE3 | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 3]}}, {}, "each once"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(target, folders, tmp_path, config, change, says):

@@ -107,8 +107,8 @@ def _tap(
     else:
         draft, ids = _look(draft)
     layers = family.taps(draft.checkpoint.config, len(target.layers))
-    if not all(0 <= layer < len(target.layers) for layer in layers):
-        raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
+    if len({layer for layer in layers if 0 <= layer < len(target.layers)}) < len(layers):
+        raise ConfigError(f"The head reads layers {layers}; the model has {len(target.layers)}, each once.")
     target.taps = layers
     return family, draft, ids
 
