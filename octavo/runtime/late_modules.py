@@ -8,6 +8,7 @@ all of them run, in the order in which torch wanted them, which their circles ne
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -31,10 +32,17 @@ def import_torch(device: str = "cpu") -> None:
     make_context(device)
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _FINDER)
-        core = import_module("torch")._C
-        if hasattr(core, "_set_generator_metaclass"):  # from 2.13 on; one of those that wait would do it
-            core._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+        torch = import_module("torch")
+        if hasattr(torch._C, "_set_generator_metaclass"):  # from 2.13 on; one of those that wait would do it
+            torch._C._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+        vars(torch)["__getattr__"] = partial(_of_torch, torch, torch.__getattr__)
         _FINDER.is_open = False
+
+
+def _of_torch(torch: ModuleType, other: Callable[[str], Any], name: str) -> Any:
+    """Return what is not there: a module that one of those that wait imports, or what torch says."""
+    is_module = PathFinder.find_spec(f"torch.{name}", torch.__path__) is not None
+    return import_module(f"torch.{name}") if is_module else other(name)
 
 
 class _LateModule(ModuleType):

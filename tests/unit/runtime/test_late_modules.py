@@ -42,6 +42,7 @@ def ran(use, before=""):
         "import torch._dynamo",
         "from torch._subclasses import FakeTensorMode; assert torch.fx.Graph",
         "torch.nested.nested_tensor([torch.ones(2)])",
+        "assert torch.broadcast_shapes((2, 1), (1, 3)) == (2, 3)",
         "import threading; t = threading.Thread(target=lambda: torch.optim.SGD); t.start(); t.join()",
     ],
 )
