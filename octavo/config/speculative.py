@@ -22,7 +22,6 @@ WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
 BY_WORKERS = (*WITH_WEIGHTS, "ngram_gpu")
 """Guess on the device behind each step; ngram_gpu looks up the last tokens there."""
 METHODS = (*LOOKUPS, *BY_WORKERS)
-_NOT_YET = ("dspark",)
 _MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
 
@@ -103,12 +102,13 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
     method = config.get("method") or ("draft_model" if config.get("model") else LOOKUPS[0])
     method = "mtp" if method.endswith("_mtp") else method
     if method not in METHODS:
-        reason = "is not supported yet" if method in _NOT_YET else "is unknown"
-        raise Unsupported(f"speculative_config: method={method!r} {reason}. Use {' or '.join(METHODS)}.")
+        raise Unsupported(f"Unsupported speculative method: {method!r}. Use {' or '.join(METHODS)}.")
     if method in WITH_WEIGHTS and method != "mtp" and not config.get("model"):
         raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
     if method not in WITH_WEIGHTS and config.get("model"):
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
+    if type(given := config.get("num_speculative_tokens")) is int and given <= 0:
+        raise ConfigError(f"Expected num_speculative_tokens to be greater than zero ({given}).")
     most = _whole(config, "num_speculative_tokens", 4 if method in BY_WORKERS else 24, MAX_DRAFTS)
     draws = _choice(config, "draft_sample_method", ("probabilistic", "greedy")) == "probabilistic"
     how = _choice(config, "rejection_sample_method", ("equality", "standard", "block", "synthetic"))

@@ -6,7 +6,7 @@ Guesses that need not come true are made for a tiny random model with the defaul
 import numpy as np
 import pytest
 
-from octavo import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from octavo import LLM, BeamSearchParams, RequestError, SamplingParams, StructuredOutputsParams
 from octavo.engine.speculation.drafting import Drafting
 from octavo.engine.speculation.guess import Guess
 from octavo.engine.speculation.step_costs import StepCosts
@@ -169,36 +169,85 @@ def test_stages_change_nothing(tiny, monkeypatch):
     def ahead(guess, count):
         return (known.get(tuple(guess.own.last(3)), []) + [5] * count)[:count]
 
-    def search(drafting, request, guess):
-        guess.match = Match(guess.own, 0, 0)
-
-    monkeypatch.setattr(Guess, "ahead", ahead)
-    monkeypatch.setattr(Drafting, "_search", search)
+    guess_by(monkeypatch, ahead)
     with LLM(**tiny, spec_method="ngram", spec_tokens=4, pipeline_parallel_size=2) as llm:
         assert texts(llm) == plain
         num_guessed, num_accepted = drafted(llm)
     assert num_guessed > num_accepted > 40
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["random", "end"])
-def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
-    noise = np.random.default_rng(1)
-
-    def ahead(guess, count):
-        return {
-            "random": lambda: noise.integers(0, 49152, count).tolist(),
-            "end": lambda: [2] * count,
-        }[kind]()
+def guess_by(monkeypatch, ahead, length=0):
+    """Guess what a function makes of a guess and a number of tokens, whatever was matched."""
 
     def search(drafting, request, guess):
-        guess.match = Match(guess.own, 0, 0)
+        guess.match = Match(guess.own, 0, length)
 
     monkeypatch.setattr(Guess, "ahead", ahead)
     monkeypatch.setattr(Drafting, "_search", search)
+
+
+def continuations(outputs):
+    """What came behind each pair of tokens."""
+    return {tuple(ids[i : i + 2]): list(ids[i + 2 :]) for ids in outputs for i in range(len(ids) - 1)}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["random", "end", "prefixes"])
+def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
+    """prefixes: texts of the grammars, cut anywhere, then a token that ends the text."""
+    noise, places = (
+        np.random.default_rng(1),
+        [name in ("regex", "schema") for name in PARAMS for _ in PROMPTS],
+    )
+    found = [texts for is_grammar, (texts, _) in zip(places, tiny_plain, strict=True) if is_grammar]
+    known, cuts = continuations(ids for texts in found for _, ids, *_ in texts), set()
+
+    def prefix(guess, count):
+        ids = known.get(tuple(guess.own.last(2)), [])[: noise.integers(0, count + 1)]
+        cuts.add(len(ids))
+        return (ids + [2] * count)[:count]
+
+    guess_by(
+        monkeypatch,
+        lambda guess, count: {
+            "random": lambda: noise.integers(0, 49152, count).tolist(),
+            "end": lambda: [2] * count,
+            "prefixes": lambda: prefix(guess, count),
+        }[kind](),
+    )
     with LLM(**tiny, spec_method="ngram", spec_tokens=4) as llm:
         assert results(llm) == tiny_plain
-        assert drafted(llm)[0] > 100
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > 100
+    assert kind != "prefixes" or (num_accepted > 20 and cuts >= {0, 1, 2, 3, 4})
+
+
+@pytest.mark.matrix
+def test_guesses_end_where_the_context_does(tiny, monkeypatch):
+    """What comes is guessed, then others beyond the last token that there is room for."""
+    names = ["greedy", "drawn", "penalties", "stop", "regex"]
+    params = [
+        SamplingParams(**({"temperature": 0.0} | PARAMS[name] | {"max_tokens": None})) for name in names
+    ]
+    options = tiny | {"max_model_len": 48}
+
+    def found(llm):
+        outputs = llm.generate(PROMPTS[:1] * len(params), params, use_tqdm=False)
+        return [(len(out.prompt_token_ids), out.outputs[0]) for out in outputs]
+
+    with LLM(**options) as llm:
+        plain = found(llm)
+    known = continuations(out.token_ids for _, out in plain)
+    guess_by(
+        monkeypatch, lambda guess, count: (known.get(tuple(guess.own.last(2)), []) + [7] * count)[:count]
+    )
+    with LLM(**options, spec_method="ngram", spec_tokens=6) as llm:
+        again, (num_guessed, num_accepted) = found(llm), drafted(llm)
+    assert [(out.token_ids, out.finish_reason) for _, out in again] == [
+        (out.token_ids, out.finish_reason) for _, out in plain
+    ]
+    assert [start + len(out.token_ids) for start, out in again[:3]] == [48] * 3
+    assert num_guessed > num_accepted > 40
 
 
 @pytest.mark.slow
@@ -231,11 +280,7 @@ def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch,
     def ahead(guess, count):
         return [(token + shift) % 49152 for token in known[len(guess.own) :][:count]]
 
-    def search(drafting, request, guess):
-        guess.match = Match(guess.own, 0, 1)
-
-    monkeypatch.setattr(Guess, "ahead", ahead)
-    monkeypatch.setattr(Drafting, "_search", search)
+    guess_by(monkeypatch, ahead, length=1)
     with LLM(str(smollm2_path), **BOUNDS, spec_method="ngram", spec_tokens=4) as llm:
         assert (
             llm.generate(PROMPTS[:1], params, use_tqdm=False)[0].outputs[0].token_ids
@@ -287,10 +332,33 @@ def test_counts_of_one_request(tiny):
     assert sum(each.num_draft_tokens for each in found) == stats.num_draft_tokens > 0
     assert sum(sum(each.histogram) for each in found) == stats.num_drafts
     assert sum(each.num_accepted_tokens for each in found) == stats.num_accepted_tokens > 0
+    by_place = [sum(sum(each.histogram[place:]) for each in found) for place in (1, 2, 3)]
+    assert by_place == stats.num_accepted_by_position
     with LLM(**tiny) as llm:
         [plain] = llm.generate({"prompt_token_ids": [5, 6, 7] * 8}, params, use_tqdm=False)
     assert plain.outputs[0].spec_decode_metrics is None
     assert plain.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
+@pytest.mark.slow
+def test_budgets_beams_and_swaps_change_nothing(tiny):
+    """A budget closes reasoning at its place; beams, and blocks that come from the host, see true tokens."""
+    prompts = [{"prompt_token_ids": [5, 6, 7] * 8 + [place]} for place in range(8)]
+    budget = SamplingParams(temperature=0, max_tokens=40, thinking_token_budget=9, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    beams = BeamSearchParams(beam_width=3, max_tokens=12)
+    options = {"reasoning_parser": "deepseek_r1", "swap_space": 0.1, "block_size": 16, "max_num_seqs": 8}
+    made = []
+    for given in ({}, {"spec_method": "ngram", "spec_tokens": 4}):
+        with LLM(**tiny | options | {"num_gpu_blocks_override": 24}, **given) as llm:
+            made.append([out.outputs[0].token_ids for out in llm.generate(prompts, budget, use_tqdm=False)])
+            closing = llm.get_tokenizer().encode("</think>", add_special_tokens=False)
+            made[-1] += [out.outputs[0].token_ids for out in llm.generate(prompts, long, use_tqdm=False)]
+            made[-1] += [each.tokens for out in llm.beam_search(prompts[:2], beams) for each in out.sequences]
+            values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    assert made[0] == made[1]
+    assert all(list(ids[9 : 9 + len(closing)]) == closing for ids in made[1][:8])
+    assert values["vllm:num_preemptions"] > 0 and values["vllm:spec_decode_num_accepted_tokens"] > 50
 
 
 def test_a_request_may_do_without(smollm2_path):

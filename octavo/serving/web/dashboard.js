@@ -17,6 +17,10 @@ const percent = (value) => `${(100 * value).toFixed(0 < value && value < 0.1 ? 1
 const seconds = (value) => (value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(2)} s`);
 const failures = (span) =>
 	(60 * (span.growth("http_requests_total", { status: "5xx" }) + span.growth("request_success_total", { finished_reason: "error" }))) / span.seconds;
+const lengthOfGuesses = (span) => {
+	const numTrue = span.share("spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total");
+	return numTrue === null ? null : 1 + numTrue;
+};
 const refusals = (span) => 60 * span.rate("admission_rejections_total");
 
 /** Title, form of the figures, least height of the plot, lines: name → its value from (now, 5 s, 30 s); shown once it has any. */
@@ -29,6 +33,7 @@ const TILES = [
 	["Prefix cache hits", percent, 1, { "of prompt tokens": (_, __, many) => many.share("prefix_cache_hits_total", "prefix_cache_queries_total") }],
 	["Requests finished per minute", count, 4, { finished: (_, __, many) => 60 * many.rate("request_success_total") }],
 	["Guessed tokens", percent, 1, { "came true": (_, __, many) => many.share("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total") }, true],
+	["Tokens per guess", count, 4, { mean: (_, __, many) => lengthOfGuesses(many) }, true],
 	["Errors per minute", count, 1, { failed: (_, __, many) => failures(many), refused: (_, __, many) => refusals(many) }],
 ];
 

@@ -288,30 +288,33 @@ def test_the_figures_of_the_dashboard_move(visit):
     wait_until(lambda: figure("Tokens per second") == 0)
 
 
-def test_a_tile_of_guesses_where_there_are_some(visit):
+def test_tiles_of_guesses_where_there_are_some(visit):
     page, num_read = visit(), 0
     page.get_by_role("link", name="Dashboard").click()
     expect(page.locator("#pulse")).to_contain_text("Live")
-    tile = page.locator(
-        "section.tile", has=page.get_by_role("heading", name="Guessed tokens", include_hidden=True)
-    )
-    expect(tile).to_be_hidden()
+    tiles = [
+        page.locator("section.tile", has=page.get_by_role("heading", name=name, include_hidden=True))
+        for name in ("Guessed tokens", "Tokens per guess")
+    ]
+    for tile in tiles:
+        expect(tile).to_be_hidden()
     expect(page.locator("section.tile:visible")).to_have_count(8)
 
     def count(route):
         nonlocal num_read
         num_read += 1
-        names = {"draft": 100, "accepted": 75}
+        counts = {"drafts": 30, "draft_tokens": 100, "accepted_tokens": 75}
         route.fulfill(
             body="".join(
-                f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {each * num_read}\n'
-                for kind, each in names.items()
+                f'vllm:spec_decode_num_{name}_total{{engine="0"}} {each * num_read}\n'
+                for name, each in counts.items()
             )
         )
 
     page.context.route("**/metrics", count)
-    expect(tile.locator("dd")).to_have_text("75 %")
-    expect(tile).to_be_visible()
+    for tile, shown in zip(tiles, ("75 %", "3.5"), strict=True):
+        expect(tile.locator("dd")).to_have_text(shown)
+        expect(tile).to_be_visible()
 
 
 def test_a_server_with_keys(visit, servers):
