@@ -163,6 +163,7 @@ def run(first, *rest):
         patch(policy, lambda self: 0.0) if '"restarts"' in first else nullcontext(),
         patch("octavo.serving.process.main_process.resolve", lambda args: _config(json.loads(first), args)),
         patch("octavo.serving.process.supervisor._MODULE", "tests.served_process"),
+        patch("octavo.cli.serve.start_ahead", lambda module: None),  # it would import torch
         patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
         return main(["serve", *rest]) if first.startswith("{") else extra_process.main([first, *rest])

@@ -80,8 +80,9 @@ class Child:
         environment: Mapping[str, str] | None = None,
         inherited_fds: Sequence[int] = (),
     ) -> None:
-        self._process = subprocess.Popen(
-            python_command(module, *arguments, str(os.getpid())),
+        words = *arguments, str(os.getpid())
+        self._process = _told(module, words) or subprocess.Popen(
+            python_command(module, *words),
             stdin=subprocess.DEVNULL,
             stdout=2,
             env=child_environment(environment),
@@ -107,6 +108,28 @@ class Child:
         if self._watcher.is_alive():
             self._process.kill()
             self._watcher.join()
+
+
+_ahead: dict[str, "subprocess.Popen[bytes]"] = {}
+"""Processes that wait for the arguments of the next `Child`, by module."""
+
+
+def start_ahead(module: str) -> None:
+    """Start the process of a module's next `Child`, without arguments: they will come by standard input.
+
+    It ends by itself if this process does without.
+    """
+    command = python_command(module)
+    _ahead[module] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=child_environment())
+
+
+def _told(module: str, words: Sequence[str]) -> "subprocess.Popen[bytes] | None":
+    process = _ahead.pop(module, None)
+    if process is not None and process.stdin is not None:
+        with suppress(OSError):  # it has died: whoever watches it will hear of that
+            process.stdin.write("\0".join(words).encode())
+            process.stdin.close()
+    return process
 
 
 def leave(code: int) -> NoReturn:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from octavo.base import env, log
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.base.processes import leave
+from octavo.base.processes import leave, start_ahead
 from octavo.base.registry import load_object
 from octavo.cli.flags import (
     add_engine_flags,
@@ -33,6 +33,7 @@ from octavo.config.served_models import ServedModels
 from octavo.config.server import ServerConfig
 from octavo.serving.process.listener import Listener
 
+_CORE = "octavo.engine.process"
 _NODE = "octavo.engine.node:run_node"
 _SERVE = "octavo.serving.process.main_process:serve"
 _BAD_MODEL = 3
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if config.headless:
         return _run_node(what)
     with Listener.open(config) as listener:
+        _start_core(what)
         serve = load_object(_SERVE)  # after the port is known to be free: it takes a second
         try:
             serve(what, config, listener)
@@ -96,6 +98,14 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs | ServedModels, Server
     if config.lora_modules and not (engine.enable_lora or engine.enable_prompt_adapter):
         raise ConfigError("lora_modules needs enable_lora: add --enable-lora, or --enable-prompt-adapter.")
     return engine, config
+
+
+def _start_core(what: EngineArgs | ServedModels) -> None:
+    """Start the process of an engine that computes in it: it imports torch while the server is imported."""
+    if isinstance(what, ServedModels) or what.distributed_executor_backend not in ("auto", "inproc", "uni"):
+        return
+    if what.data_parallel_size * what.tensor_parallel_size * what.pipeline_parallel_size == 1:
+        start_ahead(_CORE)
 
 
 def _run_node(what: EngineArgs | ServedModels) -> int:

@@ -23,7 +23,8 @@ from octavo.base.registry import load_plugins
 from octavo.base.transport import BadFrame, Mailbox, Receiver
 from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.executor import make_executor
+from octavo.engine.executor import WORKER, make_executor
+from octavo.engine.executor.inproc import load_worker
 from octavo.engine.fronts import BEAT_S, Fronts
 from octavo.engine.preparation import Preparation
 from octavo.messages import control
@@ -187,8 +188,17 @@ class CoreProcess:
         self._fronts.close()
 
 
+def _late_arguments() -> list[str]:
+    """In a process started ahead: import what a worker takes, then wait. Ends with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load_worker(WORKER, "cpu")
+    return sys.stdin.read().split("\0")
+
+
 def main(arguments: list[str]) -> int:
     """Guard against the parent's death, then serve. Returns the exit code."""
+    if len(arguments) < 3:  # there is no parent any more
+        return 0
     path, life, parent = arguments
     mailbox = Mailbox(Path(path))
     die_with_parent(int(parent), mailbox.close)
@@ -204,4 +214,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:] or _late_arguments()))

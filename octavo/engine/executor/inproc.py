@@ -31,8 +31,7 @@ class InprocExecutor(Executor):
 
     def start(self, config: EngineConfig) -> ModelReady:
         with _no_collection(), kept_bytecode():
-            load_object("octavo.runtime.late_modules:import_torch")(config.parallel.device)
-            worker = load_object(self._worker_class)
+            worker = load_worker(self._worker_class, config.parallel.device)
             if not gc.get_freeze_count():
                 gc.freeze()  # what was imported stays: a look through all of it would stop steps for 0.1 s
             self._worker = worker(config, self._rank, self._init_method)
@@ -66,6 +65,13 @@ class InprocExecutor(Executor):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+def load_worker(name: str, device: str) -> Any:
+    """Import torch for a device, then the class of a worker."""
+    with _no_collection():
+        load_object("octavo.runtime.late_modules:import_torch")(device)
+        return load_object(name)
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """The core's process from inside: what it says when a thread, the core or the first message is at fault."""
 
+import subprocess
+import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from octavo.base.transport import Mailbox, Receiver, Sender
@@ -22,7 +25,7 @@ from octavo.messages.control import (
 from octavo.messages.request import EngineOutputs, FinishReason
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import fake_request
-from tests.process_fakes import process_config
+from tests.process_fakes import is_alive, process_config, wait_until
 
 
 class Front:
@@ -68,6 +71,34 @@ def test_shutdown_aborts_what_is_open(front):
         ends += [(o.request_id, o.finish_reason) for o in message.outputs if o.finish_reason]
     assert ends == [("a", FinishReason.ABORT), ("b", FinishReason.ABORT)]
     assert front.end() == 0
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["used", "not_used"])
+def test_a_process_started_ahead(is_told):
+    """It becomes the core that is started next; without one, it ends with its parent."""
+    program = f"""
+import sys
+from octavo.base.processes import Child, start_ahead
+from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.messages.control import FrontMessage, Start, core_pipe, front_pipe
+from tests.process_fakes import process_config
+start_ahead("octavo.engine.process")
+mailbox, ends = Mailbox.create(), []
+if {is_told}:
+    pipe = Sender(mailbox.address(core_pipe(1)))
+    pipe.send(Start(process_config().to_msgpack()))
+    core = Child("octavo.engine.process", str(mailbox.path), "1", on_exit=ends.append)
+    print(type(Receiver(mailbox.address(front_pipe(0)), FrontMessage).receive(60)).__name__)
+"""
+    command = [sys.executable, "-c", program + "mailbox.close()\nprint(input())"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        if is_told:
+            assert parent.stdout.readline() == "Ready\n"
+        assert wait_until(lambda: psutil.Process(parent.pid).children(), 20)
+        [core] = psutil.Process(parent.pid).children()
+        assert core.cmdline()[-1] == "octavo.engine.process"
+        parent.communicate("end\n", 60)
+    assert parent.returncode == 0 and wait_until(lambda: not is_alive(core.pid), 90)
 
 
 def test_the_first_message_must_be_start(front):
