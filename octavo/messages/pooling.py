@@ -54,7 +54,25 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, tag="pool"):
 
 
 class Pooled(msgspec.Struct, array_like=True, gc=False):
-    """A vector, or one per token. data: float32, row by row; shape: [size], [tokens, size]"""
+    """A vector, one per token, or one for each of some texts.
+
+    data: float32, row by row; shape: [size], [tokens, size], [texts, size]
+    """
 
     data: bytes
     shape: list[int]
+    errors: dict[int, str] = {}
+    """Of texts that have none, by their place, where numbers stand that mean nothing."""
+
+    def __add__(self, later: "Pooled") -> "Pooled":
+        """Return the results of these texts and of the next ones."""
+        count, *shape = self.shape
+        errors = self.errors | {count + place: error for place, error in later.errors.items()}
+        return Pooled(self.data + later.data, [count + later.shape[0], *shape], errors)
+
+    def of_text(self, place: int) -> "Pooled | None":
+        """Return the result of one text; None if there is an error."""
+        if place in self.errors:
+            return None
+        size = len(self.data) // self.shape[0]
+        return Pooled(self.data[place * size : (place + 1) * size], self.shape[1:])

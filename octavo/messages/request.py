@@ -159,6 +159,14 @@ class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     they are found."""
 
 
+class Text(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """One of the texts of a list: how many tokens it has, and what RequestSpec says of a single one."""
+
+    num_tokens: int
+    pair_start: int = 0
+    num_instruction_tokens: int = 0
+
+
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """One sequence to generate. The input processor has checked all limits and filled in all defaults."""
 
@@ -177,6 +185,9 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """Output tokens that it has already; the engine goes on behind them and does not send them again."""
     max_drafts: int | None = None
     """Tokens that may be guessed ahead in one step; None = as many as the engine may."""
+    texts: list[Text] = []
+    """Of a list of texts, whose tokens are one behind the other: only for models that read a text in one step
+    and keep nothing of it. Steps take as many as fit, each with results for them. [] = there is one text."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -243,7 +254,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     num_cache_creation_tokens: int = 0
     """Until the first token: prompt tokens that it computed and the prefix cache keeps."""
     pooled: Pooled | None = None
-    """With FinishReason.STOP: the result of a request that generates nothing."""
+    """The result of a request that generates nothing, with FinishReason.STOP; of a list, those of its next
+    texts."""
     weight_version: str = ""
     """Of the weights that made the tokens; empty for those of the start."""
     source: KVSource | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from octavo.messages.pooling import Pooled
-from octavo.messages.request import RequestSpec, RoutedTokens, TokenLogprobs
+from octavo.messages.request import RequestSpec, RoutedTokens, Text, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 UNTOLD = -1
@@ -21,6 +21,8 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
     """Prompt, followed by the outputs known so far (after a preemption)."""
     num_prompt_tokens: int
     spec: RequestSpec
+    texts: list[Text] = []
+    """Of a list, the texts that this step computes; it leaves the batch with the step."""
 
     @property
     def prompt_ids(self) -> list[int]:

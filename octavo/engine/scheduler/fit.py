@@ -11,6 +11,8 @@ def check_fit(
 ) -> None:
     """Raise PromptTooLong when context, cache or a step have no room for what it may become."""
     num_prompt, longest = len(request.prompt_token_ids), max_model_len
+    if request.texts:
+        num_prompt = max(text.num_tokens for text in request.texts)
     if not 0 < num_prompt < longest:
         raise PromptTooLong(
             f"The prompt has {num_prompt} tokens; it must have at least 1 and at most {longest - 1}, "

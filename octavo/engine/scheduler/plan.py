@@ -75,6 +75,16 @@ class StepPlan:
         if request.matcher is not None and request.num_computed >= len(request.token_ids):
             self.constrained.append((len(self.requests) - 1, request))
 
+    def add_texts(self, request: Request) -> int:
+        """Give as many texts of a list as fit a part, and seats for this step alone; return their tokens."""
+        texts = request.take_texts(self.num_seats_left, self.num_tokens_left)
+        start, num_new = request.num_computed, sum(text.num_tokens for text in texts)
+        token_ids = request.token_ids[start : start + num_new]
+        self.new_requests.append(NewRequest(request.request_id, token_ids, num_new, request.spec, texts))
+        self.num_seats_left -= len(texts)
+        self.add(request, num_new)
+        return num_new
+
     def next_chunk(self, request: Request, most: int) -> int:
         """Return how many tokens of `request` to compute now, about `most`; 0 if it has to wait."""
         num_new, computed = request.next_chunk(most), request.num_computed

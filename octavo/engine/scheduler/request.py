@@ -11,6 +11,7 @@ and outputs that were scheduled but whose values are still on the device ("pendi
 
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from itertools import accumulate, takewhile
 from math import inf
 
 from octavo.engine.kvcache.prefix import NOTHING, HashChain
@@ -27,6 +28,7 @@ from octavo.messages.request import (
     RequestSpec,
     Sharing,
     Standing,
+    Text,
 )
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -78,6 +80,8 @@ class Request:
     """Whether it keeps its blocks when it ends by its own tokens."""
     is_watched: bool
     """Whether somebody waits for its next token, not only for the end."""
+    texts: list[Text]
+    """Of a list, those that no step has taken."""
     repetition: RepetitionDetector | None = None
     matcher: RequestMatcher | None = None
     """Says which tokens may come next, once it knows the last one."""
@@ -150,6 +154,7 @@ class Request:
                 and sampling.output_kind is not RequestOutputKind.FINAL_ONLY
                 and not request.standing.in_bulk
             ),
+            texts=request.texts.copy(),
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
             num_prompt_logprobs=num_prompt_tokens - 1 if num_given else 0,
         )
@@ -216,6 +221,13 @@ class Request:
         """Return how many tokens to compute next, up to where others fork: only there are states copied."""
         num_new, ahead = self.num_tokens - self.num_computed, self.num_prompt_tokens - 1 - self.num_computed
         return min(num_new, most, ahead) if self.forks_states and ahead > 0 else min(num_new, most)
+
+    def take_texts(self, most: int, most_tokens: int) -> list[Text]:
+        """Return the next texts of a list, as many as there is room for, and those behind them no more."""
+        ends = accumulate(text.num_tokens for text in self.texts[:most])
+        count = sum(1 for _ in takewhile(most_tokens.__ge__, ends))
+        taken, self.texts = self.texts[:count], self.texts[count:]
+        return taken
 
     def can_lead(self, follower: "Request") -> bool:
         """Return True if this request computes all of `follower`'s prompt but its last token."""

@@ -24,6 +24,7 @@ class RequestTracker:
         self.pins = pins
         self._policy = policy
         self.requests: dict[str, Request] = {}
+        self._lists: set[Request] = set()
         self.bulk_seats = BulkSeats(max_num_seqs)
         self.waiting = WaitingQueue(policy, self.bulk_seats)
         self.running = RunningSet(policy)
@@ -42,9 +43,16 @@ class RequestTracker:
     def add(self, request: Request) -> None:
         """Enter a new request."""
         self.requests[request.request_id] = request
+        if request.texts:
+            self._lists.add(request)
         self._policy.enter(request)
         self.bulk_seats.enter(request)
         self.waiting.add(request)
+
+    @property
+    def num_texts(self) -> int:
+        """Return how many texts wait behind the first ones of their lists."""
+        return sum(len(request.texts) - 1 for request in self._lists if request.texts)
 
     def source_of(self, request: Request) -> KVSource | None:
         """Return where another engine finds the prompt of a request, the part that can be passed on."""
@@ -52,11 +60,13 @@ class RequestTracker:
         return self.kv.shared.source_of(request.request_id, num_tokens // self.kv.hash_block_size)
 
     def start(self, request: Request) -> None:
-        """Move a request from waiting to running."""
+        """Move a request from waiting to running; a list waits in its place until steps have all of it."""
+        request.scheduled_s = request.scheduled_s or time.monotonic()
+        if request.texts:
+            return
         self.waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         request.leader = None
-        request.scheduled_s = request.scheduled_s or time.monotonic()
         self.running.add(request)
         self.bulk_seats.take(request)
 
@@ -80,7 +90,7 @@ class RequestTracker:
         else:
             self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED)
-        request.finish_reason = reason
+        request.finish_reason, request.texts = reason, []
         request.leader = None
         self._policy.leave(request)
         self.bulk_seats.leave(request)
@@ -117,6 +127,7 @@ class RequestTracker:
 
     def _leave(self, request: Request) -> None:
         del self.requests[request.request_id]
+        self._lists.discard(request)
         if request.table is None:
             return
         if request.hold and request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -180,7 +180,8 @@ class TokenRule(Rule):
         if self._split_prompts:
             return True
         assert request.prefix is not None
-        return request.num_tokens - request.prefix.num_tokens <= plan.num_tokens_left
+        num_tokens = request.texts[0].num_tokens if request.texts else request.num_tokens
+        return num_tokens - request.prefix.num_tokens <= plan.num_tokens_left
 
 
 class ChunkRule(Rule):

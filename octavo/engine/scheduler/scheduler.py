@@ -93,7 +93,7 @@ class Scheduler:
     @property
     def num_open(self) -> int:
         """Return how many requests wait, run, or are retained for those that follow them."""
-        return len(self._tracker.requests) + len(self._tracker.retained)
+        return len(self._tracker.requests) + len(self._tracker.retained) + self._tracker.num_texts
 
     def prepare(self, request: EngineRequest) -> None:
         """Read what other engines kept of its beginning; before `add`, on any one thread."""
@@ -106,7 +106,9 @@ class Scheduler:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
         self.kv.shared.take_in()
         self.kv.shared.check(request.request_id)
-        self._check(request)
+        if self._tracker.find(request.request_id) is not None:
+            raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
+        check_fit(request, self.kv, self._config, self._max_model_len)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
         if self._matchers is not None:
             entry.matcher = self._matchers.open_matcher(request)
@@ -208,7 +210,7 @@ class Scheduler:
         """Return the state now, and the counters since the start."""
         stats = SchedulerStats(
             num_running=len(self._tracker.running),
-            num_waiting=len(self._tracker.waiting),
+            num_waiting=len(self._tracker.waiting) + self._tracker.num_texts,
             num_blocks_used=self.kv.num_used_blocks,
             num_blocks=self.kv.num_usable_blocks,
             num_preemptions=self._tracker.num_preemptions,
@@ -226,12 +228,6 @@ class Scheduler:
         )
         self._lookahead.count(stats)
         return stats
-
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse what could never run, or would be mistaken for another request."""
-        if self._tracker.find(request.request_id) is not None:
-            raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
-        check_fit(request, self.kv, self._config, self._max_model_len)
 
     def _schedule_running(self, plan: StepPlan, order: list[Request]) -> None:
         """Serve running requests in `order`; each leaves a token for every one behind it."""
@@ -358,6 +354,12 @@ class Scheduler:
         """Let an admitted request run, from the beginning that it shares."""
         prefix, request.prefix = request.prefix, None
         assert prefix is not None
+        if request.texts:
+            num_new = plan.add_texts(request)
+            self._tracker.start(request)
+            if self._policy.takes_turns:
+                self._policy.charge(request, num_new)
+            return
         request.table = self.kv.open(prefix)
         request.num_computed = prefix.num_tokens
         if len(self.pins):

@@ -94,8 +94,9 @@ def _advance(
 
 
 def _complete(request: Request, result: ModelRunnerOutput, tracker: RequestTracker) -> EngineOutput:
-    """End a request whose result is complete without a token."""
-    tracker.finish(request, FinishReason.STOP)
+    """End a request whose result is complete without a token, unless other texts of its list are to come."""
+    if request.num_in_flight == 0 and not request.texts:
+        tracker.finish(request, FinishReason.STOP)
     output = last_output(request)
     output.pooled = result.pooled[request.request_id]
     return output

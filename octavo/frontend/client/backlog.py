@@ -10,9 +10,10 @@ from collections import deque
 from typing import TypeVar
 
 from octavo.messages.control import EndRequests
-from octavo.messages.request import EngineOutput, EngineOutputs
+from octavo.messages.pooling import Pooled
+from octavo.messages.request import EngineOutput, EngineOutputs, RoutedTokens, TokenLogprobs
 
-T = TypeVar("T")
+T = TypeVar("T", list[TokenLogprobs], list[RoutedTokens], Pooled)
 
 
 class Backlog:
@@ -64,7 +65,8 @@ def _prepend(earlier: EngineOutput, output: EngineOutput) -> None:
     output.logprobs = _both(earlier.logprobs, output.logprobs)
     output.prompt_logprobs = _both(earlier.prompt_logprobs, output.prompt_logprobs)
     output.routes = _both(earlier.routes, output.routes)
+    output.pooled = _both(earlier.pooled, output.pooled)
 
 
-def _both(one: list[T] | None, other: list[T] | None) -> list[T] | None:
+def _both(one: T | None, other: T | None) -> T | None:
     return one + other if one is not None and other is not None else one or other

@@ -7,7 +7,9 @@ wants in the end is the head's affair, what it wants beside that the parts'. It 
 accelerator: what a step brings is read later, while the next one runs. (Parts and users' functions may wait.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 
@@ -23,6 +25,7 @@ from octavo.runtime.worker.prepare import read_step
 from octavo.runtime.worker.replayer import Replayer
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
+from octavo.runtime.worker.text_lists import put_together, take_apart
 
 
 class ModelRunner:
@@ -52,6 +55,14 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device; without the sampling, if its masks follow."""
         assert not self.head.awaits_masks, "the step before has not been sampled"
+        apart, texts = take_apart(step)
+        pending = self._execute(apart)
+        if texts:
+            pending.closers.append(partial(put_together, request_ids=step.request_ids, names=texts))
+            self._release(chain.from_iterable(texts.values()))
+        return pending
+
+    def _execute(self, step: SchedulerOutput) -> PendingStep:
         step, rows = self._update_state(step)
         work = read_step(step, rows, self.state)
         pending = PendingStep.of(step, work.owners[work.samples])
@@ -88,10 +99,7 @@ class ModelRunner:
 
         The step has lengths now that the engine could not know.
         """
-        for request_id in step.released_ids:
-            row = self.state.release(request_id)
-            for part in self._parts:
-                part.remove(row)
+        self._release(step.released_ids)
         for request in step.new_requests:
             row = self.state.add(request)
             for part in self._parts:
@@ -104,3 +112,9 @@ class ModelRunner:
         self.state.flush()
         self.cache.copy_blocks(step.block_copies)
         return step, rows
+
+    def _release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            row = self.state.release(request_id)
+            for part in self._parts:
+                part.remove(row)

@@ -98,13 +98,12 @@ class PendingStep:
         )
 
     def _take(self, vectors: PendingVectors) -> None:
-        """Keep the results; of those that are not finite, the reason why there are none."""
+        """Keep the results, and why those that are not finite are none."""
         (host,) = vectors.copies.read()
         finite = np.isfinite(host).all(axis=tuple(range(1, host.ndim))).tolist()
         for request_id, result, is_finite in zip(vectors.request_ids, host, finite, strict=True):
-            if is_finite:
-                self.pooled[request_id] = Pooled(result.tobytes(), list(result.shape))
-            else:
+            self.pooled[request_id] = Pooled(result.tobytes(), list(result.shape))
+            if not is_finite:
                 self.errors[request_id] = _NOT_FINITE
 
     def expected(self) -> Array | None:
