@@ -15,7 +15,6 @@ from octavo.frontend.observe.progress import ProgressBar
 from octavo.frontend.operated import VerbsInThread
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import Message
-from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.long_texts import Pieces
 from octavo.frontend.requests.options import (
     RequestKeywords,
@@ -24,6 +23,8 @@ from octavo.frontend.requests.options import (
     per_prompt,
     split_keywords,
 )
+from octavo.frontend.requests.pooling_input import outputs_of
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompts import PromptType, TokensPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import LoRARequest
@@ -130,13 +131,9 @@ class LLM(VerbsInThread, PoolingMethods):
         every_params: Sequence[SamplingParams | PoolingParams],
         keywords: RequestKeywords,
     ) -> list[PreparedRequest]:
-        processor = self.llm_engine.input_processor
+        names = [str(next(self.request_counter)) for _ in given]
         every_options = RequestOptions.parse_each(keywords, len(given))
-        listed = processor.tokenized(given, every_options[0].tokenization) if given else given
-        return [
-            processor.process(prompt, params, options, request_id=str(next(self.request_counter)))
-            for prompt, params, options in zip(listed, every_params, every_options, strict=True)
-        ]
+        return self.llm_engine.input_processor.process_all(given, every_params, every_options, names)
 
     def chat(
         self,
@@ -280,7 +277,8 @@ class LLM(VerbsInThread, PoolingMethods):
     def _run(
         self, prepared: list[PreparedRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        return self._collect([request.request_id for request in prepared], use_tqdm, prepared)
+        ids = [request.request_id for request in prepared]
+        return outputs_of(prepared, self._collect(ids, use_tqdm, prepared))
 
     def _collect(
         self, ids: list[str], use_tqdm: bool | Callable[..., Any], prepared: Sequence[PreparedRequest] = ()
@@ -290,7 +288,8 @@ class LLM(VerbsInThread, PoolingMethods):
         What ends meanwhile of other threads' requests, and of those enqueued, is kept for them.
         """
         engine, finished, missing = self.llm_engine, self._finished, set(ids)
-        progress = ProgressBar(use_tqdm, len(ids))
+        counts = {request.request_id: len(request.text_ids) or 1 for request in prepared}
+        progress = ProgressBar(use_tqdm, sum(counts.values()) or len(ids))
         try:
             progress.begin()
             with engine.core.lock:
@@ -307,7 +306,7 @@ class LLM(VerbsInThread, PoolingMethods):
                     missing -= came
                     num_open = engine.core.processor.num_tokens(missing) if progress.is_due else 0
                 for request_id in came:
-                    progress.update(finished[request_id])
+                    progress.update(finished[request_id], counts.get(request_id, 1))
                 if num_open:
                     progress.advance(num_open)
         except BaseException:

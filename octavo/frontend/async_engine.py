@@ -33,8 +33,9 @@ from octavo.frontend.outputs.output_stream import OutputStream, Results
 from octavo.frontend.outputs.pooling_output import PoolingOutput, PoolingRequestOutput
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import ChatRenderer, Message
-from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions, TokenizationOptions
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompts import PromptType, TextPrompt, TokensPrompt, joined_prompt, with_text
 from octavo.frontend.requests.streaming_input import Session, StreamingInput
 from octavo.frontend.text.loader import tokenizer_for
@@ -388,7 +389,7 @@ class AsyncLLM(WeightsOnLoop):
         self.metrics.note_cache(ready.plan.num_blocks)
         self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model
-        self.input_processor.max_model_len = ready.max_model_len
+        self.input_processor.limits.max_model_len = ready.max_model_len
 
     def _fail_open(self, error: EngineDead) -> None:
         """End everyone who waits for an output with this error."""

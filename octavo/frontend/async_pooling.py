@@ -12,9 +12,9 @@ from typing import Unpack
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.outputs.output_stream import Results
 from octavo.frontend.outputs.request_output import RequestOutput
-from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.long_texts import Pieces
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions
+from octavo.frontend.requests.pooling_input import outputs_of
 from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.pooling import PoolingParams
 
@@ -54,7 +54,9 @@ async def _pool(
         prompts = await asyncio.gather(*(_read(engine, prompt, parsed) for prompt in prompts))
     seats = min(len(prompts), engine.config.scheduler.max_num_seqs)
     with engine.reserve(seats, max(prompts, key=len, default="")) as ticket:
-        prepare = partial(_prepare, engine, prompts, params, parsed, request_id)
+        names = [f"{request_id}-{index}" for index in range(len(prompts))]
+        given = prompts, params, [parsed] * len(prompts), names
+        prepare = partial(engine.input_processor.process_all, *given)
         is_short = len(prompts) == 1 and isinstance(prompts[0], str) and len(prompts[0]) <= _SHORT
         prepared = prepare() if is_short else await engine.off_loop(prepare)
         ticket.set_prompt(sum(len(request.prompt_token_ids) for request in prepared))
@@ -63,11 +65,12 @@ async def _pool(
             for index, request in enumerate(prepared):
                 engine.core.open(request, partial(results.put, index))
                 engine.streams[request.key] = results
-            return await results.get()
+            outputs = await results.get()
         finally:
             for key in keys:
                 engine.streams.pop(key, None)
             engine.core.forget(keys)
+    return outputs_of(prepared, outputs)
 
 
 async def _read(engine: AsyncLLM, prompt: PromptType, options: RequestOptions) -> PromptType:
@@ -76,18 +79,3 @@ async def _read(engine: AsyncLLM, prompt: PromptType, options: RequestOptions) -
     if not media.is_in(prompt):
         return prompt
     return await engine.off_loop(partial(media.read, prompt, options), is_media=True)
-
-
-def _prepare(
-    engine: AsyncLLM,
-    prompts: Sequence[PromptType],
-    params: Sequence[PoolingParams],
-    options: RequestOptions,
-    request_id: str,
-) -> list[PreparedRequest]:
-    processor = engine.input_processor
-    listed = processor.tokenized(list(prompts), options.tokenization)
-    return [
-        processor.process(prompt, asked, options, request_id=f"{request_id}-{index}")
-        for index, (prompt, asked) in enumerate(zip(listed, params, strict=True))
-    ]

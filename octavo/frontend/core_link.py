@@ -24,8 +24,8 @@ from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.health import Health, HealthState
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.replay import Replay
-from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.open_request import Receiver
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.messages.control import EndRequests, Ready
 from octavo.messages.request import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
 

@@ -20,8 +20,9 @@ from octavo.frontend.operator import Operator
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.awaitable import RequestId, StepOutputs
 from octavo.frontend.requests.conversation import ChatRenderer
-from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompts import PromptType, joined_prompt
 from octavo.frontend.stepped_core import SteppedCore
 from octavo.frontend.text.loader import tokenizer_for
@@ -170,4 +171,4 @@ class LLMEngine(VerbsInThread):
         self.metrics.note_cache(ready.plan.num_blocks)
         self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model
-        self.input_processor.max_model_len = ready.max_model_len
+        self.input_processor.limits.max_model_len = ready.max_model_len

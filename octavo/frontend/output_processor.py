@@ -22,7 +22,7 @@ from octavo.frontend.observe.request_trace import RequestTrace, trace_for
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests import open_request
 from octavo.frontend.requests.beam_search_request import BeamSearchRequest
-from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
@@ -246,7 +246,13 @@ class OutputProcessor:
         reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
         reason = next(reasons, FinishReason.ABORT.value)
         self._metrics.note_end(
-            request.stats, request.params, request.num_prompt_tokens, reason, now, request.due_s
+            request.stats,
+            request.params,
+            request.num_prompt_tokens,
+            reason,
+            now,
+            request.due_s,
+            request.asked.texts,
         )
         if self._tracer is not None:
             self._tracer.note_end(request, reason, now)
@@ -274,8 +280,9 @@ class OutputProcessor:
             gaps[owner.last_token_s] += 1
         elif not owner.request.stats.first_token_ts:
             waited_s = now - owner.request.stats.arrival_time
-            num_prompt = owner.request.num_prompt_tokens
-            self._metrics.note_first_token(waited_s, num_prompt, owner.request.num_cached(output))
+            self._metrics.note_first_token(
+                waited_s, owner.request.num_prompt_tokens, owner.request.num_cached(output), owner.asked.texts
+            )
             self._metrics.note_media_tokens(owner.request.num_media_tokens)
         owner.last_token_s = now
         self._metrics.note_tokens(len(output.new_token_ids))

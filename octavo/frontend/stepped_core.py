@@ -12,7 +12,7 @@ from octavo.frontend.client.replicated import ReplicatedClient
 from octavo.frontend.engine_lock import EngineLock
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.request_output import RequestOutput
-from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.messages.request import FinishReason, SchedulerStats
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TypeVar
 
 from octavo.base.errors import Overloaded, RequestError
-from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.options import RequestOptions
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.sampling import SamplingParams

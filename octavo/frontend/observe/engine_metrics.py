@@ -8,12 +8,13 @@ one.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from octavo.config.engine import EngineConfig
 from octavo.frontend.outputs.request_output import RequestStateStats
-from octavo.messages.request import FinishReason, SchedulerStats
+from octavo.messages.request import FinishReason, SchedulerStats, Text
 from octavo.messages.sampling import SamplingParams
 from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
@@ -179,15 +180,18 @@ class EngineMetrics:
         for name, total in self._of_adapters.items():
             total.take(counts[name])
 
-    def note_first_token(self, latency_s: float, num_prompt: int, num_cached: int) -> None:
-        """A request's prompt is computed; latency_s: since its arrival."""
+    def note_first_token(
+        self, latency_s: float, num_prompt: int, num_cached: int, texts: Sequence[Text] = ()
+    ) -> None:
+        """A request's prompt is computed; latency_s: since its arrival; texts: as in `note_end`."""
         self.prompt_tokens.add(num_prompt)
         self._prompt_tokens_cached.add(num_cached)
         self._all.counter("prompt_tokens_by_source", source="local_compute").add(num_prompt - num_cached)
         self._all.counter("prompt_tokens_by_source", source="local_cache_hit").add(num_cached)
         self._all.counter("prompt_tokens_cached_by_source", source="local_cache_hit").add(num_cached)
-        self._all.histogram("request_prefill_kv_computed_tokens").observe(num_prompt - num_cached)
-        self._first_token.observe(latency_s)
+        for num_computed in [text.num_tokens for text in texts] or [num_prompt - num_cached]:
+            self._observe("request_prefill_kv_computed_tokens", num_computed)
+        self._first_token.observe(latency_s, len(texts) or 1)
         self._num_step_tokens += num_prompt
 
     def note_tokens(self, count: int) -> None:
@@ -207,14 +211,20 @@ class EngineMetrics:
         reason: str,
         now: float,
         due_s: float = math.inf,
+        texts: Sequence[Text] = (),
     ) -> None:
-        """A request has had its last output; due_s: when that was wanted, of the clock of `now`."""
-        observe = self._observe
+        """A request has had its last output; due_s: when that was wanted, of the clock of `now`.
+
+        texts: of a list, each of which counts as a request
+        """
+        lengths = [text.num_tokens for text in texts] or [num_prompt]
+        observe = partial(self._observe, count=len(lengths))
         if now > due_s or reason == FinishReason.TIMEOUT:
-            self._deadline_misses.add()
-        self._all.counter("request_success", finished_reason=reason).add()
-        self.request_latency.observe(now - stats.arrival_time)
-        observe("request_prompt_tokens", num_prompt)
+            self._deadline_misses.add(len(lengths))
+        self._all.counter("request_success", finished_reason=reason).add(len(lengths))
+        self.request_latency.observe(now - stats.arrival_time, len(lengths))
+        for length in lengths:
+            self._observe("request_prompt_tokens", length)
         observe("request_generation_tokens", stats.num_generation_tokens)
         observe("request_max_num_generation_tokens", stats.max_num_generation_tokens)
         observe("request_params_n", params.n)
@@ -267,5 +277,5 @@ class EngineMetrics:
             for replica in self._replicas:
                 replica._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))
 
-    def _observe(self, name: str, value: float) -> None:
-        self._all.histogram(name).observe(value)
+    def _observe(self, name: str, value: float, count: int = 1) -> None:
+        self._all.histogram(name).observe(value, count)

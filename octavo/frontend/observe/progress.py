@@ -32,8 +32,8 @@ class ProgressBar:
         self._bar = make(total=self._total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self._begun_s = time.monotonic()
 
-    def update(self, output: RequestOutput) -> None:
-        """Count a finished request."""
+    def update(self, output: RequestOutput, num_prompts: int = 1) -> None:
+        """Count a finished request, of so many prompts."""
         if self._bar is None:
             return
         self._num_in += len(output.prompt_token_ids or ())
@@ -41,7 +41,7 @@ class ProgressBar:
         self._num_out += num_out
         self._num_open = max(0, self._num_open - num_out)
         self._tell()
-        self._bar.update(1)
+        self._bar.update(num_prompts)
 
     @property
     def is_due(self) -> bool:

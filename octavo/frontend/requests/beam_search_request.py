@@ -15,8 +15,8 @@ import msgspec
 from octavo.frontend.beam_search.rules import BeamSearch, Hypothesis
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.frontend.outputs.sequence_output import SequenceOutput
-from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.open_request import NO_ORDERS, OpenRequest, Orders
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 

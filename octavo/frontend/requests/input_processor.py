@@ -6,71 +6,47 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 """
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported, wrong
+from octavo.base.errors import BadCheckpoint, RequestError, wrong
 from octavo.base.foreign import NOT_WRITING
 from octavo.config.engine import EngineConfig
 from octavo.config.kv_transfer import passes_on
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search.params import check_beam_search, first_step
-from octavo.frontend.beam_search.rules import BeamRules
 from octavo.frontend.requests.adapters import AdapterFiles
 from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.kv_transfer import read_transfer
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
-from octavo.frontend.requests.pooling import NO_SAMPLING, as_trained, encode_prompt, laid_out, resolve_pooling
+from octavo.frontend.requests.pooling import encode_prompt, laid_out
+from octavo.frontend.requests.pooling_input import MAX_TEXTS, PoolingInput
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
+from octavo.frontend.requests.prompt_limits import PromptLimits
 from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
-from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
+from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, parse_prompt
 from octavo.frontend.requests.sampling_limits import SamplingLimits
 from octavo.frontend.requests.sources import Sources
 from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.speech.model import SpeechModel
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
+from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.pooling import PoolingParams
-from octavo.messages.request import EngineRequest, Limits, RequestSpec, Retention, Sharing, Standing
+from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
 
 _SEED_BITS = 63
 _SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request ready to be sent: what the core gets, and what the output processor must know."""
-
-    request_id: str
-    """The client's name for it; only echoed."""
-    prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    arrival_s: float
-    engine_requests: list[EngineRequest]
-    """One per sequence; the first leads. Of a beam search: the first step."""
-    beam_rules: BeamRules | None = None
-    """For a beam search."""
-    lora_request: LoRARequest | LoRASum | None = None
-    prompt_adapter_request: PromptAdapterRequest | None = None
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
-    """Its client's `traceparent` and `tracestate`."""
-    encoder_prompt: str | None = None
-    """Of an encoder-decoder that reads texts."""
-
-    @property
-    def key(self) -> str:
-        """Unique, unlike the client's name."""
-        return self.engine_requests[0].request_id
 
 
 class InputProcessor:
@@ -83,8 +59,7 @@ class InputProcessor:
         checkpoint, model = config.checkpoint, config.model
         self._config, self._tokenizer = config, tokenizer
         self.num_replicas = config.parallel.num_replicas
-        self.max_model_len = model.max_model_len
-        """Of prompt and output; the start of the engine may lower it."""
+        self.limits = PromptLimits(config, tokenizer)
         self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
         stated = {} if model.generation_config in NO_GENERATION_CONFIG else checkpoint.generation_config
         self._defaults = stated | model.override_generation_config
@@ -98,13 +73,17 @@ class InputProcessor:
         self.sources = Sources(config, self.media, self.speech, self.tokenize)
         self._passes_on = passes_on(config.cache.kv_transfer_config)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
-        self._ids = map(f"{uuid4().hex}-{{}}".format, count())
-        """For the core: of texts that come by thousands, a random number each takes longer than the rest."""
+        self._pooling = PoolingInput(config, tokenizer, self.limits, self.media, self.adapters)
 
     def close(self) -> None:
         """End the processes that check grammars; may be called twice."""
         self.grammars.close()
         self.media.close()
+
+    @property
+    def max_model_len(self) -> int:
+        """Of prompt and output; the start of the engine may lower it."""
+        return self.limits.max_model_len
 
     def default_sampling_values(self) -> dict[str, Any]:
         """What the model recommends (generation_config.json), as fields of SamplingParams."""
@@ -121,7 +100,7 @@ class InputProcessor:
 
     def process(
         self,
-        prompt: PromptType,
+        prompt: PromptType | ParsedPrompt,
         params: SamplingParams | PoolingParams | None = None,
         options: RequestOptions = NO_OPTIONS,
         *,
@@ -134,7 +113,9 @@ class InputProcessor:
         """
         options.check_rank(self.num_replicas)
         if isinstance(params, PoolingParams):
-            return self._process_pooling(prompt, params, options, request_id)
+            names = [uuid4().hex if request_id is None else request_id]
+            [prepared] = self._pooling.process([prompt], params, options, names)
+            return prepared
         if self._config.pooling is not None:
             raise RequestError(NOT_WRITING, "model")
         standing = options.standing()
@@ -151,7 +132,7 @@ class InputProcessor:
         ids, items = self.media.place(ids, parsed, options)
         parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
-        self._check_prompt(placed, options.tokenization.max_output_tokens)
+        self.limits.check(placed, options.tokenization.max_output_tokens)
         adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else placed, items)
         check_prompt_scoring(
             params, len(ids), given_as_embeds=parsed.embeds is not None, is_soft=soft is not None
@@ -173,47 +154,27 @@ class InputProcessor:
         step, rules = first_step(prepared.engine_requests[0], params, self._config.model.logprobs_mode)
         return replace(prepared, engine_requests=[step], beam_rules=rules)
 
-    def _process_pooling(
-        self, prompt: PromptType, params: PoolingParams, options: RequestOptions, request_id: str | None
-    ) -> PreparedRequest:
-        params = resolve_pooling(params, self._config)
-        standing, parsed = options.standing(), as_trained(parse_prompt(prompt), self._config.pooling)
-        if options.prompt_adapter_request is not None:
-            raise Unsupported("Prompt adapters are for models that generate text.")
-        if parsed.embeds is not None:
-            raise Unsupported("prompt_embeds are for models that generate text.")
-        if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
-            self._check_chars(parsed.text or "")
-        ids, pair_start, num_instruction = encode_prompt(
-            parsed, options.tokenization, self._tokenizer, self.max_model_len, self._config.pooling
-        )
-        ids, media = self.media.place(ids, parsed, options)
-        self._check_prompt(ids, 0, self.max_model_len)
-        adapter = self.adapters.resolve(options.lora_request, ids, media)
-        reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
-        request = EngineRequest(
-            request_id=next(self._ids),
-            prompt_token_ids=ids,
-            spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter, media=media),
-            limits=Limits(max_tokens=1),
-            standing=standing,
-            sharing=Sharing(parsed.cache_salt, reads_cache, retention=self._retention(options)),
-        )
-        return PreparedRequest(
-            request_id=request_id or uuid4().hex,
-            prompt=parsed.text,
-            prompt_token_ids=ids,
-            params=NO_SAMPLING,
-            arrival_s=standing.arrival_s,
-            engine_requests=[request],
-            lora_request=options.lora_request,
-            trace_headers=options.trace_headers,
-        )
-
-    def _check_chars(self, text: str) -> None:
-        """Refuse a text before work is spent, if no tokens could make it short enough."""
-        if not self._may_fit(text):
-            raise self._too_long(f"at least {self._fewest_tokens(text)}")
+    def process_all(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | PoolingParams],
+        options: Sequence[RequestOptions],
+        names: Sequence[str],
+    ) -> list[PreparedRequest]:
+        """`process` of many prompts, with their names; of a pooling model neighbours may be one request."""
+        listed = self.tokenized(list(prompts), options[0].tokenization) if prompts else []
+        every = zip(listed, params, options, names, strict=True)
+        if self._config.pooling is None or not all(isinstance(asked, PoolingParams) for asked in params):
+            return [
+                self.process(given, asked, wanted, request_id=name) for given, asked, wanted, name in every
+            ]
+        prepared: list[PreparedRequest] = []
+        most = -(-len(prompts) // self.num_replicas)
+        for (asked, wanted), group in groupby(every, itemgetter(1, 2)):
+            wanted.check_rank(self.num_replicas)
+            given, _, _, ids = zip(*group, strict=True)
+            prepared += self._pooling.process(given, asked, wanted, ids, min(most, MAX_TEXTS))
+        return prepared
 
     def tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
         """The ids of a text. Raises RequestError without a tokenizer, PromptTooLong if it cannot fit."""
@@ -225,12 +186,14 @@ class InputProcessor:
                 "prompt",
             )
         if options.truncate_prompt_tokens is None:
-            self._check_chars(text)
+            self.limits.check_chars(text)
         return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
 
-    def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
+    def tokenized(
+        self, prompts: list[PromptType], options: TokenizationOptions
+    ) -> Sequence[PromptType | ParsedPrompt]:
         """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
-        texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self._may_fit(p)}
+        texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self.limits.may_fit(p)}
         if self._tokenizer is None or len(texts) < 2:
             return prompts
         try:
@@ -239,7 +202,7 @@ class InputProcessor:
         except RequestError:
             return prompts  # `process` will say which
         made = zip(texts.items(), every, strict=True)
-        known = {i: TokensPrompt(prompt_token_ids=ids, prompt=text) for (i, text), ids in made}
+        known = {i: ParsedPrompt(text, ids) for (i, text), ids in made}
         return [known.get(i, prompt) for i, prompt in enumerate(prompts)]
 
     def long_ids(self, prompt: PromptType, options: TokenizationOptions) -> list[int]:
@@ -249,13 +212,6 @@ class InputProcessor:
             return []  # a character has not that many tokens
         ids = encode_prompt(parsed, options, self._tokenizer, self.max_model_len).ids
         return ids if len(ids) > self.max_model_len else []
-
-    def _may_fit(self, text: str) -> bool:
-        """Whether a text could be short enough, whatever its tokens are."""
-        return len(text) <= self.max_model_len or self._fewest_tokens(text) < self.max_model_len
-
-    def _fewest_tokens(self, text: str) -> int:
-        return -(-len(text) // self._tokenizer.max_token_chars) if self._tokenizer else 0
 
     def _prompt_ids(
         self, prompt: ParsedPrompt, options: TokenizationOptions, params: SamplingParams
@@ -276,41 +232,6 @@ class InputProcessor:
         if keep == -1:
             keep = max(1, self.max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
-
-    def _check_prompt(self, ids: list[int], max_output_tokens: int, most: int = 0) -> None:
-        """most: tokens of a prompt; 0 = one less than the context"""
-        if not ids:
-            raise RequestError("The decoder prompt cannot be empty.", "prompt")
-        if len(ids) > (most or self.max_model_len - 1):
-            raise self._too_long(str(len(ids)))
-        if (room := self.max_model_len - len(ids)) < max_output_tokens:
-            raise wrong(
-                "max_tokens",
-                f"must be at most {room} here, got {max_output_tokens}: of the context of "
-                f"{self.max_model_len} tokens the prompt takes {len(ids)}. Leave it out to use what is left",
-            )
-        vocab_size = self._limits.vocab_size
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= vocab_size:
-            outside = low if low < 0 else high
-            raise RequestError(
-                f"Token id {outside} is out of vocabulary (0 to {vocab_size - 1}).", "prompt_token_ids"
-            )
-
-    def _too_long(self, num_tokens: str) -> PromptTooLong:
-        if self._config.pooling is not None:
-            return PromptTooLong(
-                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
-                f"{num_tokens} tokens in the input for {self._config.pooling.tasks[0]}. Please reduce the "
-                "length of the input, or set truncate_prompt_tokens.",
-                "prompt",
-            )
-        return PromptTooLong(
-            f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
-            f"{num_tokens} input tokens, and at least one token must be left for the output. "
-            "Please reduce the length of the prompt.",
-            "prompt",
-        )
 
     def _engine_requests(
         self,
@@ -351,7 +272,7 @@ class InputProcessor:
         leads = Sharing(
             prompt.cache_salt,
             reads_cache=not params.skip_reading_prefix_cache,
-            retention=self._retention(options),
+            retention=options.kept(self._config.cache),
             source=source,
             target=target,
         )
@@ -369,14 +290,6 @@ class InputProcessor:
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]
-
-    def _retention(self, options: RequestOptions) -> Retention | None:
-        if options.retention is not None and not self._config.cache.enable_prefix_caching:
-            raise RequestError(
-                "retention_s keeps prompts in the prefix cache, which enable_prefix_caching=False turns off.",
-                "retention_s",
-            )
-        return options.retention
 
     def _constraint(self, params: SamplingParams, ids: list[int]) -> Constraint | None:
         """What the output must look like; it may reason before, as far as the prompt lets it."""

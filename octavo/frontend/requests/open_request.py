@@ -15,8 +15,8 @@ import msgspec
 
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput, RequestStateStats
 from octavo.frontend.outputs.sequence_output import SequenceOutput
-from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.kv_transfer import told
+from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompt_scoring import PromptScores
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.pooling import Pooled
@@ -257,13 +257,19 @@ class SampledRequest(OpenRequest):
 
 
 class PooledRequest(SampledRequest):
-    """A request to a pooling model: it has one result, and no text."""
+    """A request to a pooling model: it has one result, or those of a list's texts, and nothing generated."""
 
     _pooled: Pooled | None = None
 
     def feed(self, output: EngineOutput, now: float) -> Orders:
-        self._pooled = output.pooled
+        earlier, later = self._pooled, output.pooled
+        self._pooled = later if earlier is None else earlier if later is None else earlier + later
         return super().feed(output, now)
+
+    def resume(self, asked: EngineRequest) -> EngineRequest:
+        """Of a list, all texts anew."""
+        self._pooled = None
+        return super().resume(asked)
 
     def make_output(self) -> RequestOutput | None:
         made = super().make_output()

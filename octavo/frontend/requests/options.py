@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from octavo.base.errors import RequestError, wrong
+from octavo.config.cache import CacheConfig
 from octavo.config.speculative import MAX_DRAFTS
 from octavo.messages import sampling_values as read
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
@@ -160,6 +161,8 @@ class RequestOptions:
         listed = {name: per_prompt(name, values, count) for name, values in columns.items()}
         shared = {n: value for n, value in given.items() if n not in columns and value is not None}
         common = cls.parse(cast(RequestKeywords, shared))
+        if not listed:
+            return [common] * count
         return [replace(common, **{name: values[i] for name, values in listed.items()}) for i in range(count)]
 
     def standing(self) -> Standing:
@@ -168,6 +171,15 @@ class RequestOptions:
         due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
         rank = self.data_parallel_rank
         return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk, rank)
+
+    def kept(self, cache: CacheConfig) -> Retention | None:
+        """Return how long the prompt stays in the cache. Raises RequestError if nothing is kept there."""
+        if self.retention is not None and not cache.enable_prefix_caching:
+            raise RequestError(
+                "retention_s keeps prompts in the prefix cache, which enable_prefix_caching=False turns off.",
+                "retention_s",
+            )
+        return self.retention
 
     def check_rank(self, num_replicas: int) -> None:
         """Raise RequestError unless the rank, if there is one, is that of a replica."""

@@ -116,10 +116,11 @@ def encode_prompt(
     most: tokens that the model takes; pooling: how texts are filled up
     """
     found = _encode(prompt, options, tokenizer, most)
-    if pooling is None or prompt.media is not None:
+    length, token = (0, 0) if pooling is None else pooling.padded_to
+    num_missing = length - len(found.ids)
+    if num_missing <= 0 or prompt.media is not None:
         return found
-    length, token = pooling.padded_to
-    return found._replace(ids=found.ids + [token] * (length - len(found.ids)))
+    return found._replace(ids=found.ids + [token] * num_missing)
 
 
 def _encode(

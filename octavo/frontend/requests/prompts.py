@@ -88,8 +88,10 @@ class ParsedPrompt:
     """The same as the engine gets it."""
 
 
-def parse_prompt(prompt: PromptType) -> ParsedPrompt:
+def parse_prompt(prompt: PromptType | ParsedPrompt) -> ParsedPrompt:
     """Read any form of prompt. Raises RequestError for none of them."""
+    if isinstance(prompt, ParsedPrompt):
+        return prompt
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
     if not isinstance(prompt, Mapping):

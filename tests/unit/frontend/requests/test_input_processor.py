@@ -114,7 +114,7 @@ def test_several_texts_are_tokenized_at_once(asked):
     for prompt, given in zip(prompts, ready, strict=True):
         ids = mine.process(prompt, options=wanted).prompt_token_ids
         assert mine.process(given, options=wanted).prompt_token_ids == ids
-    assert [ready[i]["prompt"] for i in (0, 3)] == ["first", "sécond"]
+    assert [ready[i].text for i in (0, 3)] == ["first", "sécond"]
 
 
 @pytest.mark.parametrize("prompts", [["one"], ["fine", "\ud800"], [[1], [2]]])
