@@ -6,7 +6,7 @@ Random weights in bfloat16, mean pooling, texts of 512 and of 50 tokens. TOKENIZ
 default that of the built-in MiniLM. Over HTTP 16 clients post lists of texts and read bytes, of one server
 and of several that share the GPU. sentence-transformers, where it is installed, takes the same texts in its
 batches. Prints a JSON line for each length: the best of the rounds, and the least cosine between vectors of
-the two.
+the two; before that each figure as it comes, on the other stream.
 """
 
 import argparse
@@ -74,6 +74,11 @@ def best(run, rounds: int) -> float:
         run()
         times.append(time.perf_counter() - began)
     return min(times)
+
+
+def note(row: dict, name: str, per_s: float) -> None:
+    row[name] = round(per_s)
+    print(row["tokens"], name, row[name], file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -148,7 +153,7 @@ def main() -> None:
                     [o.outputs.embedding for o in llm.embed(texts[:64], use_tqdm=False)]
                 )
                 took = best(lambda texts=texts: llm.embed(texts, use_tqdm=False), args.rounds)
-                rows[length]["offline_tokens_per_s"] = round(length * count / took)
+                note(rows[length], "offline_tokens_per_s", length * count / took)
         for num_servers in args.servers:
             with contextlib.ExitStack() as servers:
                 each = args.processes // num_servers
@@ -157,8 +162,7 @@ def main() -> None:
                     texts = texts_of(length, count)
                     over_http(ports, texts[:4096])
                     took = best(lambda t=texts, p=ports: over_http(p, t), args.rounds)
-                    name = f"http_{num_servers}_servers_tokens_per_s"
-                    rows[length][name] = round(length * count / took)
+                    note(rows[length], f"http_{num_servers}_servers_tokens_per_s", length * count / took)
         peer = peer_of(folder)
         for length, count in COUNTS.items():
             if peer is not None:
@@ -166,7 +170,7 @@ def main() -> None:
                 theirs = peer.encode(texts[:64], batch_size=64, normalize_embeddings=True)
                 rows[length]["least_cosine"] = float((vectors[length] * theirs).sum(1).min())
                 took = best(lambda texts=texts: peer.encode(texts, batch_size=256), args.rounds)
-                rows[length]["sentence_transformers_tokens_per_s"] = round(length * (count // 4) / took)
+                note(rows[length], "sentence_transformers_tokens_per_s", length * (count // 4) / took)
             print(json.dumps(rows[length]), flush=True)
 
 
