@@ -10,8 +10,9 @@ parameter names:
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from octavo.base.errors import Unsupported
@@ -68,6 +69,21 @@ class MediaEncoder(nn.Module, ABC):
 
         Of models with deep layers, [placeholders, (1 + num_deep_layers) * embedding_size].
         """
+
+    def plan(self, items: Sequence[Features]) -> Any:
+        """Return what the sizes of these items decide, on the device; `run` then does what `encode` does.
+
+        None: they cannot be captured, because something else is sent there, too.
+        """
+        return None
+
+    def run(self, items: Sequence[Features], plan: Any) -> list[Tensor]:
+        """See `encode`. plan: of items of the same sizes"""
+        raise NotImplementedError
+
+    def sample(self, numbers: int, device: torch.device) -> Features | None:
+        """Return a black image of about so many numbers, to measure with; None if none is captured."""
+        return None
 
 
 def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:

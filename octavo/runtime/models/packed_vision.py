@@ -3,7 +3,7 @@
 A rope of two axes tells where a patch is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor, nn
 
@@ -44,8 +44,9 @@ class PackedTower(nn.Module):
         places: Tensor,
         batches: Sequence[ForwardBatch],
         is_whole: Callable[[int], bool] = lambda index: True,
+        kept: Collection[int] = (),
     ) -> list[Tensor]:
-        """Return the hidden states before the first layer and behind each, [P, size].
+        """Return the hidden states behind so many layers as in `kept`, then those behind all, [P, size].
 
         places:  [2, P], row and column of each patch
         batches: the sequences; a second: those in layers that are not whole (full_batches)
@@ -53,4 +54,6 @@ class PackedTower(nn.Module):
         whole, parts = batches[0], batches[-1]
         self._rotary.enter(whole, places)
         parts.rotations = whole.rotations
-        return run_blocks(self.blocks, x, (whole if is_whole(i) else parts for i in range(len(self.blocks))))
+        each = (whole if is_whole(i) else parts for i in range(len(self.blocks)))
+        states = run_blocks(self.blocks, x, each, kept)
+        return [states[index] for index in (*kept, len(self.blocks))]

@@ -6,6 +6,7 @@ inner layers see to the first layers of the text model (deepstack).
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import isqrt, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
+from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.norm import NormArch, make_norm
@@ -28,6 +30,8 @@ from octavo.runtime.transfer import Array
 
 Grid = tuple[int, int, int]
 """Times, rows and columns of patches."""
+Plan = tuple[list[ForwardBatch], list[Tensor]]
+"""Whose patches see each other, and where they are."""
 _COMMON: Config = {
     "depth": 32,
     "num_heads": 16,
@@ -108,17 +112,34 @@ class Qwen2VLEncoder(MediaEncoder):
         return Projector(build, (joined, joined, self._size), "gelu", True)
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
-        grids: list[Grid] = [tuple(item["grid_thw"].tolist()) for item in items]
+        return self.run(items, self.plan(items))
+
+    def plan(self, items: Sequence[Features]) -> Plan:
+        return self.lay_out([_grid(item) for item in items], items[0]["pixel_values"].device)
+
+    def run(self, items: Sequence[Features], plan: Plan) -> list[Tensor]:
         pair, area = size_of(self.vision, "temporal_patch_size"), size_of(self.vision, "patch_size") ** 2
         frames = [x.view(*x.shape[:2], -1, area) for x in (item["pixel_values"] for item in items)]
         patches = [each.expand(-1, -1, pair, -1) for each in frames]
-        embeds = self.project(torch.cat(patches).flatten(1), grids)
-        return list(torch.split(embeds, [t * h * w // self._merge**2 for t, h, w in grids]))
+        embeds = self.project(torch.cat(patches).flatten(1), *plan)
+        for batch in plan[0]:
+            batch.step_tables = None
+        return list(torch.split(embeds, [prod(_grid(item)) // self._merge**2 for item in items]))
 
-    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return the embeddings of all items, [squares, hidden_size]."""
-        batches, [places] = full_batches([frames_of(grids)], patches.device, self.places(grids))
-        return self.joined(self.tower(self.tower.embed(patches), places, batches)[-1])
+    def sample(self, numbers: int, device: torch.device) -> Features:
+        area = 3 * size_of(self.vision, "patch_size") ** 2
+        side = isqrt(numbers // area) // self._merge * self._merge
+        pixels = torch.zeros(side * side, 3, area // 3, dtype=torch.uint8, device=device)
+        levels = torch.zeros(3, 256, device=device)
+        return {"pixel_values": pixels, "levels": levels, "grid_thw": torch.tensor([1, side, side])}
+
+    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+        """Return what `project` needs to know of patches."""
+        return full_batches([frames_of(grids)], device, self.places(grids))
+
+    def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
+        """Return the embeddings of all items, [squares, hidden_size]. batches, beside: the plan"""
+        return self.joined(self.tower(self.tower.embed(patches), *beside, batches)[-1])
 
     def joined(self, states: Tensor) -> Tensor:
         """Map [P, size of the tower] to [squares, hidden_size]."""
@@ -170,16 +191,19 @@ class Qwen25VLEncoder(Qwen2VLEncoder):
         size = size_of(vision, "intermediate_size", 3420)
         return vision | {"intermediate_size": size + -size % _UNIT}
 
-    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Compute squares window by window, then put them back."""
+    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+        """Put squares into the order of windows."""
         vision, unit = self.vision, self._merge**2
         side = size_of(vision, "window_size") // self._merge // size_of(vision, "patch_size")
         order, windows = by_windows([(t, h // self._merge, w // self._merge) for t, h, w in grids], side)
         rows = (order[:, None] * unit + np.arange(unit)).ravel()
         beside, lengths = (self.places(grids)[:, rows], rows, order.argsort()), (unit * windows).tolist()
-        batches, [places, numbers, back] = full_batches([frames_of(grids), lengths], patches.device, *beside)
-        x, whole = self.tower.embed(patches[numbers]), vision["fullatt_block_indexes"].__contains__
-        return self.joined(self.tower(x, places, batches, whole)[-1])[back]
+        return full_batches([frames_of(grids), lengths], device, *beside)
+
+    def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
+        """Compute squares window by window, then put them back."""
+        (places, numbers, back), whole = beside, self.vision["fullatt_block_indexes"].__contains__
+        return self.joined(self.tower(self.tower.embed(patches[numbers]), places, batches, whole)[-1])[back]
 
     def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
         if "seconds" in features:
@@ -232,18 +256,22 @@ class Qwen3VLEncoder(Qwen2VLEncoder):
             self.merger(build.at(f"deep_projectors.{i}")) for i in range(len(self._deep))
         )
 
-    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return the embeddings, and beside them what the first layers of the text add."""
+    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+        """Find the learned positions around patches."""
         found = [corners_of(h, w, self._merge, self._side) for t, h, w in grids for _ in range(t)]
         corners, weights = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
         beside = self.places(grids), corners, weights.view(np.int64)
-        batches, [places, numbers, shares] = full_batches([frames_of(grids)], patches.device, *beside)
-        x = self.tower.embed(patches)
+        return full_batches([frames_of(grids)], device, *beside)
+
+    def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
+        """Return the embeddings, and beside them what the first layers of the text add."""
+        x, (places, numbers, shares) = self.tower.embed(patches), beside
         weighted = self.positions(numbers.flatten()) * shares.view(torch.float64).to(x).view(-1, 1)
-        states = self.tower(x + weighted.unflatten(0, (4, -1)).sum(dim=0), places, batches)
-        joined = [states[index + 1].view(-1, self.tower.size * self._merge**2) for index in self._deep]
+        x, kept = x + weighted.unflatten(0, (4, -1)).sum(dim=0), [index + 1 for index in self._deep]
+        *deep, last = self.tower(x, places, batches, kept=kept)
+        joined = [states.view(-1, self.tower.size * self._merge**2) for states in deep]
         layers = zip(joined, self.deep_norms, self.deep_projectors, strict=True)
-        return torch.cat([self.joined(states[-1]), *(up(norm(part)) for part, norm, up in layers)], dim=-1)
+        return torch.cat([self.joined(last), *(up(norm(part)) for part, norm, up in layers)], dim=-1)
 
     def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
         times = int(features["grid_thw"][0])
@@ -255,6 +283,11 @@ class Qwen3VLMoEEncoder(Qwen3VLEncoder):
     """The experts of its text model are stored in a way of their own."""
 
     WEIGHTS: ClassVar = Qwen3VLEncoder.WEIGHTS | stacked_by_inputs()
+
+
+def _grid(item: Features) -> Grid:
+    times, rows, columns = item["grid_thw"].tolist()
+    return times, rows, columns
 
 
 def frames_of(grids: Sequence[Grid]) -> list[int]:

@@ -1,6 +1,6 @@
 """A `VisionTower` is the transformer over an image's patches, as CLIP and SigLIP have it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -27,7 +27,7 @@ from octavo.runtime.models.arch import (
     read_norm,
     size_of,
 )
-from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.models.decoder import DecoderLayer, Want
 from octavo.runtime.models.weights import Target, qkv, to
 from octavo.runtime.transfer import Array, send
 
@@ -144,17 +144,30 @@ class VisionTower(nn.Module):
         batch = full_batch([length] * num_images, x.device)
         if seen is not None:
             attend_to(seen, batch)
-        states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), repeat(batch))
-        chosen = torch.cat([states[index] for index in kept], -1) if kept else self.norm_out(states[-1])
+        states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), repeat(batch), kept)
+        chosen = (
+            torch.cat([states[index] for index in kept], -1)
+            if kept
+            else self.norm_out(states[len(self.blocks)])
+        )
         return chosen.view(num_images, length, -1)
 
 
-def run_blocks(blocks: nn.ModuleList, x: Tensor, batches: Iterable[ForwardBatch]) -> list[Tensor]:
-    """Return the residual stream before the first layer and behind each, [T, size]. batches: of each layer"""
-    states = [x]
-    for block, batch in zip(blocks, batches, strict=False):
-        term, residual = block(states[-1], None, batch)
-        states.append(term if residual is None else residual + term)
+def run_blocks(
+    blocks: nn.ModuleList, x: Tensor, batches: Iterable[ForwardBatch], kept: Collection[int] = ()
+) -> dict[int, Tensor]:
+    """Return the residual stream behind all layers and behind so many as in `kept`, [T, size], by how many.
+
+    batches: of each layer
+    """
+    states: dict[int, Tensor] = {}
+    residual: Tensor | None = None
+    for index, (block, batch) in enumerate(zip(blocks, batches, strict=False)):
+        seen: list[Tensor] | None = [] if index in kept else None
+        x, residual = block(x, residual, batch, Want(inputs=seen))
+        if seen is not None:
+            [states[index]] = seen
+    states[len(blocks)] = x if residual is None else residual + x
     return states
 
 

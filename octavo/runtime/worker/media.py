@@ -16,7 +16,9 @@ from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
 from octavo.runtime.distributed.group import ONE, Group
 from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import SIZES, MediaEncoder
+from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.transfer import Array, send, to_device
+from octavo.runtime.worker.encoder_graphs import EncoderGraphs
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, token_positions
 from octavo.runtime.worker.request_state import RequestState
@@ -57,13 +59,14 @@ class MediaPart(StepPart):
         *,
         embeds: bool,
         ranks: Group = ONE,
+        capture: Capture | None = None,
     ) -> None:
         """embeds: this stage is the first of the model; later ones need positions at most
 
-        ranks: those that have the whole encoder each, and share the items
+        ranks: those that have the whole encoder each, and share the items; capture: see EncoderGraphs
         """
         super().__init__()
-        self._ranks = ranks
+        self._ranks, self._graphs = ranks, EncoderGraphs(encoder, capture)
         self._encoder, self._state, self._embeds = encoder, state, embeds
         self._device = state.token_ids.device
         self._ends = np.zeros(state.spare_row + 1, np.int64)
@@ -98,6 +101,11 @@ class MediaPart(StepPart):
             offsets[row] = 0
             if request.spec.media:
                 self._patches[row], offsets[row] = self._lay_out(request)
+
+    def release(self) -> None:
+        """See StepPart: what the encoder made goes, too."""
+        self.cache.clear()
+        self._graphs.clear()
 
     def remove(self, row: int) -> None:
         super().remove(row)
@@ -193,7 +201,6 @@ class MediaPart(StepPart):
             {name: _send_features(name, given, self._device) for name, given in item.features.items()}
             for item in missing
         ]
-        features = [_normalised(inputs, self._encoder()) for inputs in features]
         encoded = [inputs for inputs in features if EMBEDS not in inputs]
         made = iter(self._shared(encoded) if encoded else ())
         if encoded:
@@ -207,7 +214,7 @@ class MediaPart(StepPart):
 
     def _shared(self, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Encode every item on one rank, and give the outputs to all."""
-        encode, rank, size = self._encoder().encode, self._ranks.rank, self._ranks.size
+        encode, rank, size = self._graphs.encode, self._ranks.rank, self._ranks.size
         if size == 1 or len(items) < size:
             return encode(items)
         made = encode(items[rank::size])
@@ -227,15 +234,6 @@ def _tell(num_encoded: int, result: ModelRunnerOutput) -> None:
 def _runs(numbers: Array) -> list[Array]:
     """Cut ascending numbers where one is left out."""
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-
-
-def _normalised(inputs: dict[str, Tensor], encoder: MediaEncoder) -> dict[str, Tensor]:
-    """Look up what pixels of uint8 become, in a table of each channel, their second axis."""
-    if (levels := inputs.pop("levels", None)) is None:
-        return inputs
-    pixels = inputs["pixel_values"]
-    places = pixels.int() + 256 * torch.arange(3, device=pixels.device).view(3, *[1] * (pixels.ndim - 2))
-    return inputs | {"pixel_values": levels.to(encoder.compute_dtype).flatten()[places]}
 
 
 def _send_features(name: str, features: Features, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.worker.encoder_graphs import encode_sample
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
 
 _PRIME = 7919
@@ -38,7 +39,7 @@ class Workspace(NamedTuple):
     adapters: int
     """In the slots of a GPU."""
     media: int = 0
-    """What an encoder made of images, in a GPU's memory."""
+    """What an encoder made of images, in a GPU's memory, and its graphs."""
 
 
 def cache_groups(model: Model, drafter: Drafter | None, block_size: int) -> list[KVCacheGroup]:
@@ -60,8 +61,11 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
     sites = None if model.adapters is None or config.parallel.device == "cpu" else model.adapters.sites
     graphs = 0 if config.parallel.enforce_eager else decoding
-    has_media = model.media_encoder is not None and config.parallel.device != "cpu"
-    media = int(config.media.mm_encoder_cache_gb * 2**30) if has_media else 0
+    media, encoder = 0, model.media_encoder
+    if encoder is not None and config.parallel.device != "cpu":
+        media = int(config.media.mm_encoder_cache_gb * 2**30)
+        encoding = platform.peak_bytes(lambda: encode_sample(encoder, platform.device))
+        largest, media = max(largest, encoding), media + (encoding if graphs else 0)
     return Workspace(largest, graphs, token_ids, 0 if sites is None else sites.num_bytes, media)
 
 

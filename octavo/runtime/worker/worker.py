@@ -202,7 +202,10 @@ class Worker:
             self._media = SourcePart(lambda: self.model, state, most, heads, parallel.tp)
             return [self._media]
         ranks, is_first = parallel.tp if media.mm_encoder_tp_mode == "data" else ONE, parallel.pp.is_first
-        self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first, ranks=ranks)
+        is_eager = parallel.world.size > 1 or self._config.parallel.enforce_eager
+        capture = None if is_eager else self._platform.graph_capture()
+        place: dict[str, Any] = {"embeds": is_first, "ranks": ranks, "capture": capture}
+        self._media = MediaPart(lambda: self.model.media_encoder, state, most, **place)
         return [self._media]
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:
@@ -309,7 +312,6 @@ class Worker:
         GPU's are copied there, if it has room; else they will be read from the checkpoint again.
         """
         self._runner.strip()
-        self.reset_encoder_cache()
         if "kv_cache" in parts:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
@@ -344,7 +346,6 @@ class Worker:
     def use_staged_weights(self) -> str:
         """Compute with the weights that wait, while no step is in flight. Return their files' path, or ""."""
         self._runner.strip()
-        self.reset_encoder_cache()
         self._host_copy.forget()
         self._config, self._model, self._drafter, path = self._staged.take()
         self._receiver.note_use()
