@@ -1,6 +1,6 @@
 """Many adapters on few slots under a random load: no error, nobody's text, no growth.
 
-OCTAVO_LORA_SOAK=200 runs so many seconds over 1,000 adapters.
+OCTAVO_LORA_SOAK=200 runs so many seconds over 1,000 adapters, and loads 10,000 times.
 
 Runs with --whole alone; tests/parity/test_lora_features.py has the parts.
 """
@@ -16,11 +16,13 @@ import psutil
 import pytest
 
 from octavo import AsyncLLM, EngineArgs, SamplingParams
+from octavo.base.errors import RequestError
 from octavo.lora.request import LoRARequest
 from tests import handmade_adapters
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 SECONDS = float(os.environ.get("OCTAVO_LORA_SOAK", "6"))
+NUM_LOADS = 10_000 if SECONDS >= 60 else 300
 NUM_ADAPTERS, NUM_SLOTS, NUM_SHAPES = (1000 if SECONDS >= 60 else 60), 8, 12
 MOST_GROWTH = 80 << 20
 
@@ -99,6 +101,41 @@ async def test_many_adapters_on_few_slots(made):
     assert not faults, faults[:3]
     assert len(waits) >= 24 and counts["evictions"] > 0
     assert after - before < MOST_GROWTH, f"{(after - before) >> 20} MiB"
+
+
+@pytest.mark.slow
+async def test_loading_in_a_loop(made):
+    """Adapters come and go, sound and broken ones; a request that is running says what it always says."""
+    folder, loras = made
+    engine = start(folder)
+    (prompt,) = make_prompts(131, (20,))
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    broken = LoRARequest("broken", 5000, str(folder))
+    process, sizes, answers = psutil.Process(), [], []
+
+    async def answer(request_id):
+        async for output in engine.generate(prompt, params, request_id, lora_request=loras[0]):
+            last = output.outputs[0].token_ids
+        answers.append(last)
+
+    try:
+        await answer("first")
+        for number in range(NUM_LOADS):
+            if number % 50 == 0:
+                running = asyncio.create_task(answer(str(number)))
+            lora = loras[1 + number % (NUM_ADAPTERS - 1)]
+            assert await engine.add_lora(lora) and await engine.remove_lora(lora.lora_int_id)
+            with pytest.raises(RequestError, match="No adapter found"):
+                await engine.add_lora(broken)
+            if number % 50 == 49:
+                await running
+                sizes.append(sum(p.memory_info().rss for p in (process, *process.children(recursive=True))))
+        (counts,) = await engine.collective_rpc("adapter_counts")
+        assert await engine.list_loras() == set()
+    finally:
+        await engine.shutdown()
+    assert counts["loads"] == NUM_LOADS + 1 and answers == answers[:1] * len(answers)
+    assert sizes[-1] - sizes[len(sizes) // 2] < MOST_GROWTH
 
 
 @pytest.mark.slow

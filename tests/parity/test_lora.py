@@ -16,7 +16,7 @@ from octavo.runtime.loader.loader import load_model
 from octavo.runtime.lora import reader
 from octavo.runtime.lora.reader import digest_of
 from octavo.runtime.platforms.platform import get_platform
-from tests import peft_adapters
+from tests import handmade_adapters, peft_adapters
 from tests.model_driver import engine_config
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
@@ -112,6 +112,27 @@ def test_mixed_batch(base, adapters, llm):
         llm.reset_prefix_cache()
         alone = logits_of(llm.generate([prompt], SCORED, lora_request=lora, use_tqdm=False), 131)[0]
         assert torch.equal(alone, found[index]), f"row {index} depends on its company"
+
+
+@pytest.mark.slow
+def test_all_ranks_in_one_batch(base, tmp_path):
+    """64 adapters of ranks 1 to 128 and rows of the base; some alone, with the same bits."""
+    models, loras = [base[0]], [None]
+    for rank in (*range(1, 127, 2), 128):
+        models.append(handmade_adapters.write(base[0], tmp_path / str(rank), rank, rank))
+        loras.append(LoRARequest(f"r{rank}", rank, str(tmp_path / str(rank))))
+    many = engine(base[1], max_loras=64, max_lora_rank=128, max_num_seqs=80, num_gpu_blocks_override=400)
+    chosen = [i % 65 for i in range(80)]
+    prompts = make_prompts(131, tuple(5 + i % 37 for i in range(80)))
+    own = [loras[i] for i in chosen]
+    outputs = many.generate(prompts, SCORED, lora_request=own, use_tqdm=False)
+    found = logits_of(outputs, 131)
+    for output, logits, i in zip(outputs, found, chosen, strict=True):
+        check(models[i], output, logits)
+    many.reset_prefix_cache()
+    for row in (1, 33, 64, 65):
+        alone = many.generate([prompts[row]], SCORED, lora_request=own[row], use_tqdm=False)
+        assert torch.equal(logits_of(alone, 131)[0], found[row])
 
 
 def test_a_sum_of_adapters(base, adapters):
