@@ -4,14 +4,16 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.lora.request import LoRARequest
-from octavo.runtime.lora.sites import Reach
+from octavo.runtime.lora.sites import AdapterSlots, Reach
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
-from tests import handmade_adapters
+from octavo.runtime.worker.recorded_calls import RecordedCalls
+from tests import handmade_adapters, peft_adapters
 from tests.integration.test_cuda_graphs import repeats, shapes
 from tests.parity.test_lora import engine
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 __all__ = ["repeats", "shapes"]
+UNTIED = {"tie_word_embeddings": False}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
@@ -78,6 +80,54 @@ def test_experts_are_captured(tmp_path, repeats, shapes):
     shapes.clear()
     tokens(llm, work[0][:4], [loras[2]] * 4)
     assert {shape.reach for shape in shapes} == {Reach.PRODUCTS}, "what changes no expert does without"
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """A base and work: PEFT's adapter of the head, one that leaves the head alone, the base."""
+    folder, oracle = tmp_path_factory.mktemp("heads"), make_oracle(tiny_config("LlamaForCausalLM") | UNTIED)
+    made = peft_adapters.adapt(oracle, target_modules=["q_proj", "lm_head"], scale=0.5)
+    handmade_adapters.write(oracle, folder / "plain", 3, 3)
+    loras = [
+        LoRARequest("head", 1, peft_adapters.save(made, folder / "head")),
+        LoRARequest("plain", 2, str(folder / "plain")),
+    ]
+    return save(oracle, folder / "base"), make_prompts(131, tuple(5 + 3 * i for i in range(12))), loras
+
+
+def test_heads_are_captured(heads, repeats, shapes):
+    """Chunks, too, of which each has one row of logits."""
+    folder, prompts, loras = heads
+    expected = tokens(engine(folder, enforce_eager=True), prompts, [*loras, None] * 4)
+    llm = engine(folder, max_num_batched_tokens=70)
+    assert tokens(llm, prompts, [*loras, None] * 4) == expected
+    assert {(shape.reach, shape.chunks > 0) for shape in shapes} >= {(Reach.HEAD, True), (Reach.HEAD, False)}
+    shapes.clear()
+    assert tokens(llm, prompts[1:2], loras[1:]) == expected[1:2]
+    assert {shape.reach for shape in shapes} == {Reach.PRODUCTS}
+
+
+def test_rows_of_a_head_are_its_own(heads, repeats, monkeypatch):
+    """The twin: with the slots of the step's first tokens, chunks begin with others."""
+    folder, prompts, loras = heads
+    expected = tokens(engine(folder, enforce_eager=True), prompts, [*loras, None] * 4)
+    monkeypatch.setattr(AdapterSlots, "narrow", lambda slots, rows: None)
+    assert tokens(engine(folder, max_num_batched_tokens=70), prompts, [*loras, None] * 4) != expected
+
+
+def test_layers_are_recorded_before_a_changed_head(heads, monkeypatch):
+    """On a CPU every step of one token is replayed up to the head."""
+    folder, prompts, loras = heads
+    expected, seen = tokens(engine(folder, enforce_eager=True), prompts, [*loras, None] * 4), []
+    replay = RecordedCalls._replay
+
+    def noted(calls, work, shape):
+        seen.append(shape.reach)
+        return replay(calls, work, shape)
+
+    monkeypatch.setattr(RecordedCalls, "_replay", noted)
+    assert tokens(engine(folder), prompts, [*loras, None] * 4) == expected
+    assert len(seen) >= GREEDY.max_tokens - 1 and {*seen} == {Reach.HEAD}
 
 
 def test_misplaced_slots_show(base, work, repeats, monkeypatch):

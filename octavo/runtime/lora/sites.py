@@ -26,7 +26,7 @@ from octavo.runtime.transfer import Array, to_device
 
 HEAD, EMBEDDING = "lm_head", "embed_tokens"
 _LOOKED_UP = (HEAD, EMBEDDING)
-"""Sites outside the layers: their rows are not the step's tokens, or no kernel alone changes them."""
+"""Sites outside the layers: the rows of the head are not the step's tokens, no kernel changes lookups."""
 
 
 class Reach(IntEnum):
@@ -36,6 +36,8 @@ class Reach(IntEnum):
     PRODUCTS = 1
     EXPERTS = 2
     """And products of others."""
+    HEAD = 3
+    """And logits."""
 
 
 class AdapterSlots:
@@ -45,8 +47,8 @@ class AdapterSlots:
         self.num_slots, self.device, self._group = num_adapters + 1, device, group
         self.reach = Reach.NOTHING
         """Of the adapters of this step's tokens."""
-        self.in_experts = np.zeros(self.num_slots, bool)
-        """Of each slot: its adapter changes experts."""
+        self.reaches = np.zeros(self.num_slots, np.int8)
+        """Of each slot: the Reach of its adapter."""
         self.is_recording = False
         """Steps are recorded or captured, for whatever adapters their tokens will have."""
         self.tokens = self._samples = np.empty(0, np.int32)
@@ -59,9 +61,7 @@ class AdapterSlots:
 
     def begin(self, tokens: Array, samples: Array) -> None:
         """Begin a step. tokens: [T] int32; samples: [S] int32, those that the head computes"""
-        was_active, self.reach = self.is_active, Reach.PRODUCTS if tokens.any() else Reach.NOTHING
-        if self.in_experts[tokens].any():
-            self.reach = Reach.EXPERTS
+        was_active, self.reach = self.is_active, Reach(self.reaches[tokens].max(initial=0))
         self.tokens, self._samples = tokens, samples
         self._found.clear()
         if len(self._in_place) and (was_active or self.is_active):
@@ -90,6 +90,12 @@ class AdapterSlots:
         if (count, True) not in self._found:
             self._found[count, True] = self._group(self.of(count), self.num_slots)
         return self._found[count, True]
+
+    def narrow(self, rows: Tensor) -> None:
+        """Record from here on products of these rows of the step: those of the head."""
+        if self.reach is Reach.HEAD:
+            self._recorded = self._recorded[rows]
+            self._found.clear()
 
     def fix(self, slot: int | None) -> None:
         """Let the rows of all products have this slot, until None."""
@@ -203,7 +209,9 @@ class Sites:
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""
-        self.slots.in_experts[slot] = any(change.down.dim() == 3 for change in changes.values())
+        in_experts = any(change.down.dim() == 3 for change in changes.values())
+        reach = Reach.HEAD if HEAD in changes else Reach.EXPERTS if in_experts else Reach.PRODUCTS
+        self.slots.reaches[slot] = reach
         for name, site in self._by_name.items():
             change = changes.get(name)
             if change is not None or slot in site.table.kept:
@@ -274,9 +282,9 @@ class AdaptedLinear(LinearMethod):
     @property
     def _is_changed(self) -> bool:
         """Return True if a token of this step may have a change."""
-        if self._slots.is_recording and self._name in _LOOKED_UP:
-            return False
-        return self._slots.is_active and (self._site.is_used or self._slots.is_recording)
+        if self._slots.is_recording:
+            return self._slots.reach >= (Reach.HEAD if self._name in _LOOKED_UP else Reach.PRODUCTS)
+        return self._slots.is_active and self._site.is_used
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self._is_changed:

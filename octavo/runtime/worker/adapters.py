@@ -13,7 +13,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.reader import Adapter
-from octavo.runtime.lora.sites import EMBEDDING, HEAD, Sites
+from octavo.runtime.lora.sites import EMBEDDING, Sites
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.step_part import FalliblePart
 
@@ -76,7 +76,7 @@ class AdaptersPart(FalliblePart):
         self._sites.slots.begin(tokens, slots[work.samples])
         work.reach = self._sites.slots.reach
         used = [self._adapters[slot] for slot in set(slots.tolist()) - {0}] if work.reach else []
-        self._needs_model = any(a.wholes or not {HEAD, EMBEDDING}.isdisjoint(a.changes) for a in used)
+        self._needs_model = any(a.wholes or EMBEDDING in a.changes for a in used)
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Say what no recorded step can do."""

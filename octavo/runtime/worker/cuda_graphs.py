@@ -330,7 +330,10 @@ class CUDAGraphs(Replayer):
                 self._handover.keep(hidden)
                 return
             if shape.chunks:
-                hidden = hidden[inputs.bounds[1:] - 1]
+                last = inputs.bounds[1:] - 1
+                hidden = hidden[last]
+                if adapters:
+                    adapters.narrow(last)
             if end is None:
                 self._keep(hidden)
                 return
