@@ -6,7 +6,7 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -27,7 +27,7 @@ from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.kv_transfer import read_transfer
 from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
-from octavo.frontend.requests.pooling import encode_prompt, laid_out
+from octavo.frontend.requests.pooling import as_trained, encode_prompt
 from octavo.frontend.requests.pooling_input import MAX_TEXTS, PoolingInput
 from octavo.frontend.requests.prepared import PreparedRequest
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
@@ -46,6 +46,7 @@ from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
 
 _SEED_BITS = 63
+_PLAIN = {"prompt", "cache_salt"}
 _SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 
 
@@ -193,17 +194,31 @@ class InputProcessor:
         self, prompts: list[PromptType], options: TokenizationOptions
     ) -> Sequence[PromptType | ParsedPrompt]:
         """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
-        texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self.limits.may_fit(p)}
+        read = ((i, self._plain(prompt)) for i, prompt in enumerate(prompts))
+        texts = {i: parsed for i, parsed in read if parsed is not None}
         if self._tokenizer is None or len(texts) < 2:
             return prompts
         try:
-            forms = [laid_out(text, self._config.pooling) for text in texts.values()]
+            forms = [f"{parsed.instruction}{parsed.text}" for parsed in texts.values()]
             every = self._tokenizer.encode_all(forms, options.add_special_tokens)
         except RequestError:
             return prompts  # `process` will say which
-        made = zip(texts.items(), every, strict=True)
-        known = {i: ParsedPrompt(text, ids) for (i, text), ids in made}
+        known = {
+            i: ParsedPrompt(parsed.text, ids, parsed.cache_salt, instruction=parsed.instruction)
+            for (i, parsed), ids in zip(texts.items(), every, strict=True)
+        }
         return [known.get(i, prompt) for i, prompt in enumerate(prompts)]
+
+    def _plain(self, prompt: PromptType) -> ParsedPrompt | None:
+        """A prompt that is but a text, with a salt and, for pooling, an instruction; None of others."""
+        pooling = self._config.pooling
+        names = _PLAIN if pooling is None else {*_PLAIN, "instruction"}
+        if not (isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.keys() <= names)):
+            return None
+        parsed = parse_prompt(prompt)
+        if pooling is not None:
+            parsed = as_trained(parsed, pooling)
+        return parsed if self.limits.may_fit(parsed.text or "") else None
 
     def long_ids(self, prompt: PromptType, options: TokenizationOptions) -> list[int]:
         """The tokens of a prompt that is longer than the model takes; none of others. Raises RequestError."""

@@ -52,8 +52,9 @@ def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig | None) -> ParsedPro
     """Return a text, or an image alone, as the model was asked in training. Raises RequestError."""
     assert pooling is not None
     if prompt.media is None:
-        text = prompt.text if prompt.token_ids is None else None
-        return prompt if text is None else replace(prompt, text=laid_out(text, pooling))
+        if prompt.token_ids is not None or prompt.text is None or pooling.text_form == "{}":
+            return prompt
+        return replace(prompt, text=pooling.text_form.replace("{}", prompt.text))
     if not prompt.text and not prompt.token_ids:
         alone = {"token_ids": [0]} if pooling.is_contrastive else {"text": pooling.image_form}
         return replace(prompt, **alone)
@@ -62,11 +63,6 @@ def as_trained(prompt: ParsedPrompt, pooling: PoolingConfig | None) -> ParsedPro
             "This model embeds a text or an image, not both: give an empty prompt beside an image.", "prompt"
         )
     return prompt
-
-
-def laid_out(text: str, pooling: PoolingConfig | None) -> str:
-    """Return a text as the model was asked in training."""
-    return text if pooling is None else pooling.text_form.replace("{}", text)
 
 
 def _check_dimensions(asked: int, config: EngineConfig) -> None:
@@ -137,7 +133,8 @@ def _encode(
     ids = prompt.token_ids
     if ids is not None and (length is None or len(ids) <= length or prompt.text is None):
         is_left = options.truncation_side == "left"
-        return PoolingPrompt(ids if length is None else ids[-length:] if is_left else ids[:length])
+        cut = ids if length is None else ids[-length:] if is_left else ids[:length]
+        return PoolingPrompt(cut, 0, _num_leading(prompt.instruction, tokenizer, options.add_special_tokens))
     if tokenizer is None:
         raise RequestError("A text needs the tokenizer, which skip_tokenizer_init=True left out.", "prompt")
     adds, text = options.add_special_tokens, prompt.text or ""
@@ -151,8 +148,12 @@ def _encode(
     ids = tokenizer.encode(prompt.instruction + text, adds)
     if length is not None and len(ids) > length:
         ids = tokenizer.encode_cut(prompt.instruction + text, length, options.truncation_side, adds)
-    if not prompt.instruction:
-        return PoolingPrompt(ids)
-    # Without the special token that ends it.
-    leading = tokenizer.encode(prompt.instruction, adds)
-    return PoolingPrompt(ids, 0, len(leading) - (leading[-1] in tokenizer.special_ids))
+    return PoolingPrompt(ids, 0, _num_leading(prompt.instruction, tokenizer, adds))
+
+
+def _num_leading(instruction: str, tokenizer: Tokenizer | None, adds_special: bool) -> int:
+    """Return how many tokens an instruction has, without the special token that ends it."""
+    if not instruction or tokenizer is None:
+        return 0
+    leading = tokenizer.encode(instruction, adds_special)
+    return len(leading) - (leading[-1] in tokenizer.special_ids)

@@ -108,13 +108,13 @@ def test_absurdly_long_text_is_refused_before_it_is_tokenized():
 def test_several_texts_are_tokenized_at_once(asked):
     """And are then what they would have become one by one; anything else is left as it was."""
     mine, wanted = processor(), options(tokenization_kwargs=asked)
-    prompts = ["first", [1, 2], {"prompt": "in a dict"}, "sécond"]
+    prompts = ["first", [1, 2], {"prompt": "in a dict", "cache_salt": "mine"}, "sécond"]
     ready = mine.tokenized(prompts, wanted.tokenization)
-    assert ready[1:3] == prompts[1:3]
+    assert ready[1] == prompts[1] and ready[2].cache_salt == "mine"
     for prompt, given in zip(prompts, ready, strict=True):
         ids = mine.process(prompt, options=wanted).prompt_token_ids
         assert mine.process(given, options=wanted).prompt_token_ids == ids
-    assert [ready[i].text for i in (0, 3)] == ["first", "sécond"]
+    assert [ready[i].text for i in (0, 2, 3)] == ["first", "in a dict", "sécond"]
 
 
 @pytest.mark.parametrize("prompts", [["one"], ["fine", "\ud800"], [[1], [2]]])
