@@ -72,6 +72,8 @@ class MediaReader:
         self._pool = PreparationPool(media.media_processes)
         self._cache: LRU[bytes, Prepared] = LRU(int(media.mm_processor_cache_gb * 2**30))
         self._lock = threading.Lock()
+        self._turns = [threading.Lock() for _ in range(256)]
+        """Of those who ask for the same content, by the first byte of its key: the first prepares it."""
         self.on_lookup: Callable[..., None] = lambda *, is_known: None
         """Is told of each look into the cache."""
         self.on_prepared: Callable[[float], None] = lambda seconds: None
@@ -157,7 +159,8 @@ class MediaReader:
             raise RequestError(f"The {modality} must be given, or named by a uuid.", "multi_modal_data")
         content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
         key = _digest([b"content", made_by, *_parts(content)])
-        return self._find(key) or self._keep(modality, content, key, settings)
+        with self._turns[key[0]]:
+            return self._find(key) or self._keep(modality, content, key, settings)
 
     def _of(self, modality: str) -> Any:
         return self.hearing if modality == "audio" else self.processor

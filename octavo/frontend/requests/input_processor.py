@@ -166,6 +166,7 @@ class InputProcessor:
         listed = self.tokenized(list(prompts), options[0].tokenization) if prompts else []
         every = zip(listed, params, options, names, strict=True)
         if self._config.pooling is None or not all(isinstance(asked, PoolingParams) for asked in params):
+            every = zip(self.media.read_all(listed, options), params, options, names, strict=True)
             return [
                 self.process(given, asked, wanted, request_id=name) for given, asked, wanted, name in every
             ]

@@ -1,8 +1,10 @@
 """`PromptMedia`: images, videos and audio of prompts. For a model of text alone it loads nothing of media."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from octavo.base.cores import usable_cores
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import load_object
 from octavo.config.engine import EngineConfig
@@ -74,6 +76,20 @@ class PromptMedia:
         for item in prepared:
             by_modality.setdefault(item.modality, []).append(item)
         return {**rest, _DATA: by_modality}  # type: ignore[return-value]  # still one of the forms
+
+    def read_all(self, prompts: Sequence[Any], options: Sequence[RequestOptions]) -> list[Any]:
+        """`read` of many prompts, on as many threads as there are cores; of those with names nothing is read.
+
+        A name may stand for what a prompt before has brought.
+        """
+        chosen = [at for at, one in enumerate(prompts) if self.is_in(one) and not one.get(_UUIDS)]
+        found = list(prompts)
+        if len(chosen) > 1:
+            with ThreadPoolExecutor(min(len(chosen), usable_cores())) as threads:
+                read = threads.map(self.read, *([each[at] for at in chosen] for each in (prompts, options)))
+                for at, prompt in zip(chosen, read, strict=True):
+                    found[at] = prompt
+        return found
 
     def place(
         self, ids: list[int], prompt: ParsedPrompt, options: RequestOptions

@@ -1,6 +1,7 @@
 """What prompts with images may say, how they are cached, and what the engine gets of them."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -43,6 +44,10 @@ def run(llm, *prompts):
 def part_of(llm):
     worker = llm.llm_engine.core.client._core._executor._worker
     return worker._media
+
+
+def reader_of(llm):
+    return llm.llm_engine.input_processor.media.reader
 
 
 def test_limits(llm):
@@ -88,6 +93,28 @@ def test_images_of_many_requests_are_one_batch(llm):
     counts = {metric.name: metric.value for metric in llm.get_metrics() if "mm_encoder" in metric.name}
     assert counts["vllm:mm_encoder_items"] - before["vllm:mm_encoder_items"] == 16
     assert counts["vllm:mm_encoder_batches"] - before["vllm:mm_encoder_batches"] == len(part.batches)
+
+
+def test_images_of_many_prompts_are_prepared_side_by_side(llm, monkeypatch):
+    """Two wait for each other there; equal ones are prepared once, and a name finds what came before."""
+    processor, both, prepared = type(reader_of(llm).processor), threading.Barrier(2), []
+
+    def meeting(image, settings):
+        both.wait(timeout=20)
+        prepared.append(image)
+        return prepare(image, settings)
+
+    monkeypatch.setattr("octavo.frontend.requests.media.usable_cores", lambda: 4)
+    one, other = make_images(2, seed=23)
+    with monkeypatch.context() as patch:
+        prepare = processor.prepare
+        patch.setattr(processor, "prepare", staticmethod(meeting))
+        outputs = run(llm, *(prompt(image) for image in (one, other, one.copy(), other.copy())))
+    assert len(prepared) == 2
+    assert [o.outputs[0].token_ids for o in outputs[2:]] == [o.outputs[0].token_ids for o in outputs[:2]]
+    named = {"multi_modal_uuids": {"image": ["a new name"]}}
+    first, again, _ = run(llm, prompt(one, **named), prompt(None, **named), prompt(other))
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
 def test_images_of_equal_size_share_no_blocks(llm):
