@@ -29,41 +29,40 @@ class _Memory(ctypes.Structure):
 
 def read_gpus() -> list[GpuUse]:
     """All GPUs in the driver's order; one that cannot tell is left out."""
-    return [use for library, device in _devices() if (use := _read(library, device)) is not None]
+    return [use for driver, device in _devices() if (use := _read(driver, device)) is not None]
 
 
 def highest_capability() -> tuple[int, int] | None:
     """Return the compute capability of the GPU that CUDA numbers first; None where none can tell."""
     major, minor, found = ctypes.c_int(), ctypes.c_int(), []
-    for library, device in _devices():
-        if library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
+    for driver, device in _devices():
+        if driver.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
             found.append((major.value, minor.value))
     return max(found, default=None)
 
 
 def _devices() -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
     """Yield each GPU, with the library to ask."""
-    library, count = _library(), ctypes.c_uint()
-    if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+    driver, count = library(), ctypes.c_uint()
+    if driver is not None and not (driver.nvmlInit_v2() or driver.nvmlDeviceGetCount_v2(ctypes.byref(count))):
         for index in range(count.value):
             device = ctypes.c_void_p()
-            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
-                yield library, device
+            if driver.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
+                yield driver, device
 
 
-def _read(library: ctypes.CDLL, device: ctypes.c_void_p) -> GpuUse | None:
+def _read(driver: ctypes.CDLL, device: ctypes.c_void_p) -> GpuUse | None:
     rates, memory = _Utilization(), _Memory()
-    failed = library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
-    if failed or library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)):
+    failed = driver.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    if failed or driver.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)):
         return None
     return GpuUse(rates.gpu / 100, memory.used, memory.total)
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    """Loaded once, and for the life of the process."""
+def library() -> ctypes.CDLL | None:
+    """Loaded once, and for the life of the process: at once where much else will be (`preload`)."""
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
+        return ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    return library if library.nvmlInit_v2() == 0 else None

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from octavo.base.bytecode import kept_bytecode
 from octavo.base.errors import Unsupported
 from octavo.base.registry import load_object
 from octavo.names.table import HOMES, LATER, MODULES, PATHS, PROGRAMS
@@ -39,7 +40,8 @@ def names_of(module: str) -> Callable[[str], Any]:
     path = module.removeprefix(_ROOT).removeprefix(".")
 
     def get(name: str) -> Any:
-        value = load(path, name)
+        with kept_bytecode():
+            value = load(path, name)
         setattr(sys.modules[module], name, value)
         return value
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from octavo.metrics import nvml
+
 _LIBRARIES = "libtorch_cuda.so", "libtorch_cpu.so"  # the first needs the second
 
 
@@ -26,6 +28,7 @@ def begin() -> None:
         return
     folder = Path(found.origin).parent / "lib"
     for path in [path for name in _LIBRARIES if (path := folder / name).exists()][:1]:
+        nvml.library()  # which would wait until that is done
         bind = ctypes.CDLL(None).dlopen
         bind.restype = ctypes.c_void_p
         call = (os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)

@@ -50,3 +50,20 @@ def test_where_it_is(tmp_path, forbidden, is_there, is_open, printed):
         [sys.executable, "-c", PROGRAM], env=variables | given, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == printed.split()
+
+
+def test_what_a_script_imports_by_a_name_of_octavo(tmp_path):
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").write_text("")
+    script = "import sys, octavo; print(sys.modules[octavo.SamplingParams.__module__].__cached__)"
+    given = {
+        "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{Path(octavo.__file__).parents[1]}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OCTAVO_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=variables | given, capture_output=True, text=True, check=True
+    )
+    kept = Path(done.stdout.strip())
+    assert kept.exists() and kept.is_relative_to(tmp_path / "cache")
