@@ -1,6 +1,8 @@
 """Images in messages: where they are found, and that texts stay texts."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from octavo.base.errors import RequestError
 from octavo.frontend.media.conversation import BREAK, take_media
@@ -28,6 +30,22 @@ def test_spellings(part):
     taken = take_media(parts({"type": "text", "text": "What?"}, part), MARKERS, as_parts=True)
     assert taken.items == {"image": [MediaURL(URL)]}
     assert taken.messages[0]["content"] == [{"type": "text", "text": "What?"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("image_pil", Image.new("RGB", (8, 8))),
+        ("image", np.zeros((8, 8, 3), np.uint8)),
+        ("image_embeds", np.zeros((4, 16), np.float32)),
+    ],
+)
+def test_objects(kind, given):
+    """Python's callers give pictures and what an encoder made of them, under the type or without it."""
+    for part in ({"type": kind, kind: given}, {kind: given}):
+        taken = take_media(parts(part), MARKERS, as_parts=True)
+        assert list(taken.items) == ["image"] and taken.items["image"][0] is given
+        assert taken.messages[0]["content"] == [{"type": "image"}]
 
 
 def test_templates_of_strings_get_markers_first():
