@@ -87,7 +87,7 @@ def test_broken_embedders_are_noticed(monkeypatch):
         assert (vectors(make_llm(CLIP), pictures(images)) - expected).abs().max() > 1e-2
     with monkeypatch.context() as patch:
         patch.setattr(
-            "octavo.frontend.requests.input_processor.encode_prompt", lambda *given: encode(*given[:4])
+            "octavo.frontend.requests.pooling_input.encode_prompt", lambda *given: encode(*given[:4])
         )
         found = vectors(make_llm(SIGLIP), TEXTS[:1])
     assert (found - text_features(SIGLIP, TEXTS[0])).abs().max() > 1e-2
