@@ -96,7 +96,7 @@ def run(llm, batch, prompts, params):
 
 
 def drafts(llm):
-    values = {metric.name: metric.value for metric in llm.get_metrics() if "spec_decode" in metric.name}
+    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return [values[f"vllm:spec_decode_num_{name}"] for name in ("drafts", "draft_tokens", "accepted_tokens")]
 
 
