@@ -3,6 +3,7 @@
 Asked by the scheduler before it plans a step, and told what came of it. A draft costs a row of the step; it
 brings a token with some chance. So many are taken as bring the most tokens a second, by what steps of that
 size have taken and by how often such guesses were right; none, if that is not clearly more than without.
+Tokens a second are those of a request in the geometric mean: what one gains, many others should not pay for.
 """
 
 from collections import deque
@@ -66,6 +67,11 @@ class Candidate(NamedTuple):
     guess: Ahead
     chances: Array
 
+    @property
+    def worth(self) -> Array:
+        """Return what each of them adds to the logarithm of the request's pace."""
+        return np.diff(np.log1p(self.chances.cumsum()), prepend=0.0)
+
 
 class Drafting:
     """The guesses of one engine, and what it learned from them."""
@@ -107,10 +113,12 @@ class Drafting:
         pending = [each for each in running if each.num_in_flight]
         if self._runs_ahead:
             pending = [each for each in pending if each.matcher is not None]
-        if any(request.num_unsure for request in pending):
-            return True
-        self._num_running = len(running)
-        return bool(self._choose(self._candidates_behind(pending), len(running)))
+        return any(request.num_unsure for request in pending) or bool(self.awaited(pending, len(running)))
+
+    def awaited(self, pending: Iterable[Request], num_running: int) -> set[Request]:
+        """Return those of which drafts are worth computing behind what their steps in flight bring."""
+        self._num_running = num_running
+        return {each.request for each, _ in self._choose(self._candidates_behind(pending), num_running)}
 
     def _candidates_behind(self, pending: Iterable[Request]) -> list[Candidate]:
         """Return what may follow the tokens of steps in flight, if these are what is expected."""
@@ -135,8 +143,9 @@ class Drafting:
             return []
         if (costs := self._costs.of(num_rows, num_more)) is None:
             return []
-        least = self._least_chance(candidates, num_rows, costs)
-        counts = (int(np.count_nonzero(each.chances >= least)) for each in candidates)
+        worth = [each.worth for each in candidates]
+        least = self._least_worth(worth, num_rows, costs)
+        counts = (int(np.count_nonzero(each >= least)) for each in worth)
         return [(each, count) for each, count in zip(candidates, counts, strict=True) if count]
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
@@ -238,13 +247,13 @@ class Drafting:
             if found is not None and (guess.match is None or found.length > guess.match.length):
                 guess.match = found
 
-    def _least_chance(self, candidates: Iterable[Candidate], num_rows: int, costs: Array) -> float:
-        """Return the chance from which on drafts are computed, so that most tokens come per second."""
-        chances = -np.sort(-np.concatenate([each.chances for each in candidates]))[: len(costs) - 1]
-        rates = (num_rows + np.concatenate(([0.0], chances.cumsum()))) / costs
+    def _least_worth(self, worth: Sequence[Array], num_rows: int, costs: Array) -> float:
+        """Return what drafts must be worth so that computing them brings most tokens per second."""
+        most_first = -np.sort(-np.concatenate(worth))[: len(costs) - 1]
+        rates = np.exp(np.concatenate(([0.0], most_first.cumsum())) / num_rows) / costs
         rates[1:] *= is_usual(num_rows + np.arange(1, len(rates)))
         best = int(rates.argmax())
-        return float(chances[best - 1]) if best and rates[best] > LEAST_GAIN * rates[0] else np.inf
+        return float(most_first[best - 1]) if best and rates[best] > LEAST_GAIN * rates[0] else np.inf
 
 
 def _tenant(request: Request) -> tuple[str, str]:

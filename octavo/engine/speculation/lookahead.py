@@ -37,6 +37,9 @@ class Lookahead:
         self._num_ahead = wanted.num_ahead if wanted is not None else 0
         """Positions behind a step for which the workers should find blocks."""
         self._is_awaited: bool | None = None
+        self._waiting: set[Request] = set()
+        """With several stages: who waits for tokens in flight, because drafts behind them are worth it."""
+        self._has_stages = num_stages > 1
 
     def awaits_results(self, running: Iterable[Request]) -> bool:
         """See Drafting; asked often between two steps."""
@@ -50,7 +53,11 @@ class Lookahead:
         """Return the drafts of the next step; with none, requests of which a step verifies some now."""
         if self.drafting is None:
             return {}
+        if self._has_stages and not self._num_ahead:
+            pending = (request for request in running if request.num_in_flight)
+            self._waiting = self.drafting.awaited(pending, len(running))
         others = {other: list[int]() for other in running if other.num_unsure or self._num_ahead}
+        others |= {other: list[int]() for other in self._waiting}
         return others | self.drafting.propose(running)
 
     def extend(self, plan: StepPlan, request: Request, drafts: list[int], num_behind: int) -> bool:
@@ -64,7 +71,7 @@ class Lookahead:
         assert table is not None
         is_asked = request.num_asked or request.matcher is not None
         waits = self._num_ahead and not self._runs_ahead and request.num_pending and is_asked
-        if waits or (num_unsure and not self._may_run_ahead(request)):
+        if waits or request in self._waiting or (num_unsure and not self._may_run_ahead(request)):
             return False
         if request.num_tokens >= request.max_total_tokens:
             return True  # it will get no part of this step

@@ -36,7 +36,8 @@ class StepCosts:
         if num_rows not in self._took:
             return None
         sizes = sorted(self._took)
-        costs = np.maximum.accumulate([min(self._took[size]) for size in sizes])
+        # Something else may have held a step up: more rows, which took less time, tell.
+        costs = np.minimum.accumulate([min(self._took[size]) for size in reversed(sizes)])[::-1]
         last, first_cost = sizes[-1], float(costs[0])
         slope = _ROW * first_cost / sizes[0]
         if len(sizes) > 1:

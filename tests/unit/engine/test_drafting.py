@@ -151,6 +151,9 @@ def test_costs_of_sizes_between_and_beyond_those_seen():
     for _ in range(2):
         costs.note(5, 3.0)
     assert costs.of(1, 6).tolist() == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    for _ in range(2):
+        costs.note(3, 9.0)
+    assert costs.of(1, 4).tolist() == [1.0, 2.0, 3.0, 3.0, 3.0], "more rows take no less"
     for _ in range(3000):
         costs.note(1, 1.0)
     assert costs.of(1, 4)[-1] == 2.0, "sizes that did not come for long are forgotten"
@@ -167,9 +170,18 @@ def test_costs_of_sizes_between_and_beyond_those_seen():
 )
 def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
     drafting = Drafting(speculation({"method": "ngram"}), 8)
-    candidates = [Candidate(None, None, np.array(chances))]
-    least = drafting._least_chance(candidates, 1, np.array(costs))
-    assert np.count_nonzero(candidates[0].chances >= least) == taken
+    worth = Candidate(None, None, np.array(chances)).worth
+    least = drafting._least_worth([worth], 1, np.array(costs))
+    assert np.count_nonzero(worth >= least) == taken
+
+
+def test_many_do_not_pay_for_what_one_gains():
+    """Of 16 requests drafts of one bring as many tokens as one of each of 8; only the latter are worth it."""
+    drafting = Drafting(speculation({"method": "ngram"}), 64)
+    costs = np.linspace(1.0, 1.2, 9)
+    for chances, is_worth in (([[0.95**i for i in range(1, 9)]], False), ([[0.75]] * 8, True)):
+        worth = [Candidate(None, None, np.array(each)).worth for each in chances]
+        assert (drafting._least_worth(worth, 16, costs) < np.inf) == is_worth
 
 
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
