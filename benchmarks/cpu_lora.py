@@ -149,7 +149,11 @@ def main() -> None:
     parser.add_argument("--batches", default="1:1,16:1,16:8", help="requests:adapters")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--first-tokens", action="store_true", help="these alone")
+    parser.add_argument("--write", metavar="FOLDER", help="only write eight adapters there")
     args = parser.parse_args()
+    if args.write:
+        write_adapters(Path(args.write), 8)
+        return
     batches = [tuple(map(int, pair.split(":"))) for pair in args.batches.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         if args.first_tokens:
