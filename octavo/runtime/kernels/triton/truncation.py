@@ -2,9 +2,9 @@
 
 A first kernel takes the largest logit of every small group of tokens. In a second one, a program per row
 finds a logit that some hundred of these reach: all tokens as likely lie in their groups, few enough to be
-kept in registers, and the ends are found among them by bisection. In a row whose end lies deeper a quarter of
-what is left is found in every pass over its vocabulary. The search goes over the bits that numbers of the
-logits' type have, so it ends at the exact logit.
+kept in registers, and the ends are found among them by bisection. A row whose end lies deeper is passed over
+as a whole, first around where other groups, taken all over it, let expect the end; each further pass leaves a
+quarter. The search goes over the bits that numbers of the logits' type have, so it ends at the exact logit.
 """
 
 import torch
@@ -17,8 +17,10 @@ from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, r
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NEVER = tl.constexpr(float("-inf"))
-_TILE, _GROUP = 2048, 32  # tokens
-_NUM_REACHED, _MAX_CHOSEN = 256, 512  # groups
+_TILE, _GROUP = tl.constexpr(4096), tl.constexpr(32)  # tokens
+_PER_TILE, _NUM_REACHED, _MAX_CHOSEN = tl.constexpr(128), tl.constexpr(128), tl.constexpr(256)  # groups
+_SLACK = tl.constexpr(0.02)
+"""Of the weight of what is not chosen: the groups by which an end is guessed tell no better."""
 _LOW_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 """Of float32, which are 0 in every number of the type."""
 _PER_ROW = ["temperature", "top_k", "top_p", "min_p"]
@@ -53,223 +55,236 @@ def _is_cut(top_k, top_p, min_p, row):
 @triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _group_kernel(
     logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights, stride,
-    SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
 ):
     """Reduce the groups of one tile of one row, and the tile's weight beside a largest logit of weight 1."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     wait(PDL)
     if _is_cut(top_k, top_p, min_p, row):
-        group: tl.constexpr = TILE // GROUP
-        index = tile * TILE + tl.arange(0, group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        group = tile * _PER_TILE + tl.arange(0, _PER_TILE)
+        index = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
         values = tl.load(logits + row * stride + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
         maxima = tl.max(values, 1)
-        place = row * NUM_TILES + tile
-        tl.store(group_maxima + place * group + tl.arange(0, group), maxima)
+        tl.store(group_maxima + row * NUM_TILES * _PER_TILE + group, maxima)
         top = tl.max(maxima, 0)
         factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
         weights = tl.exp2((values - tl.where(top == _NEVER, 0.0, top)) * factor)
-        tl.store(tile_weights + place, tl.sum(tl.sum(weights, 1), 0))
+        tl.store(tile_weights + row * NUM_TILES + tile, tl.sum(tl.sum(weights, 1), 0))
     release(PDL)
 
 
 @triton.jit
-def _over(
-    logits, least, second, third, top, factor, SIZE: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr
-):
-    """Return (number, weight) of the tokens of a whole row that reach each of three steps."""
-    column = tl.arange(0, TILE)
-    number_1, weight_1 = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float32)
-    number_2, weight_2, number_3, weight_3 = number_1, weight_1, number_1, weight_1
-    for start in range(0, SIZE, TILE):
-        index = start + column
-        values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
-        weight, step = tl.exp2((values - top) * factor), _step(values, LOW)
-        step = tl.where(index < SIZE, step, -0x80000000)
-        number_1 += (step >= least).to(tl.int32)
-        number_2 += (step >= second).to(tl.int32)
-        number_3 += (step >= third).to(tl.int32)
-        weight_1 += tl.where(step >= least, weight, 0.0)
-        weight_2 += tl.where(step >= second, weight, 0.0)
-        weight_3 += tl.where(step >= third, weight, 0.0)
-    return (
-        tl.sum(number_1, 0),
-        tl.sum(weight_1, 0),
-        tl.sum(number_2, 0),
-        tl.sum(weight_2, 0),
-        tl.sum(number_3, 0),
-        tl.sum(weight_3, 0),
-    )
+def _bound(step, LOW: tl.constexpr):
+    """Return the least value of a step."""
+    return _value(step << LOW)
 
 
 @triton.jit
-def _among(keys, weights, least):
-    kept = keys >= least
-    return tl.sum(tl.sum(kept.to(tl.int32), 1), 0), tl.sum(tl.sum(tl.where(kept, weights, 0.0), 1), 0)
+def _among(values, weights, step, LOW: tl.constexpr):
+    """Return what those of the values weigh that reach a step."""
+    return tl.sum(tl.where(values >= _bound(step, LOW), weights, 0.0), 0)
 
 
 @triton.jit
-def _search(
-    low, high, number, weight, keys, weights, is_among, logits, top, factor,
-    SIZE: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr,
-):
-    """Find the largest step that `number` tokens and `weight` reach; `low` is known to be one."""
-    low, high = low.to(tl.int64), high.to(tl.int64)
+def _in_row(logits, step_1, step_2, step_3, top, factor, SIZE: tl.constexpr, LOW: tl.constexpr):
+    """Return the same of a whole row, for three steps. Several tiles are on their way at once."""
+    column, sum_1 = tl.arange(0, _TILE), tl.zeros([_TILE], tl.float32)
+    sum_2, sum_3 = sum_1, sum_1
+    bound_1, bound_2, bound_3 = _bound(step_1, LOW), _bound(step_2, LOW), _bound(step_3, LOW)
+    for start in range(0, SIZE, 4 * _TILE):
+        for part in tl.static_range(4):
+            index = start + part * _TILE + column
+            values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+            weights = tl.exp2((values - top) * factor)
+            sum_1 += tl.where(values >= bound_1, weights, 0.0)
+            sum_2 += tl.where(values >= bound_2, weights, 0.0)
+            sum_3 += tl.where(values >= bound_3, weights, 0.0)
+    return tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
+
+
+@triton.jit
+def _quarters(low, high):
+    """Return three steps between two others, some of them equal where there are fewer."""
+    middle = (low + high) >> 1
+    return tl.maximum((low + middle) >> 1, low + 1), middle, (middle + high) >> 1
+
+
+@triton.jit
+def _narrow(low, high, over, target, step_1, step_2, step_3, sum_1, sum_2, sum_3):
+    """Return the steps next to each other between which the target is reached, and the upper one's sum."""
+    reach_1, reach_2, reach_3 = sum_1 >= target, sum_2 >= target, sum_3 >= target
+    low = tl.where(reach_3, step_3, tl.where(reach_2, step_2, tl.where(reach_1, step_1, low)))
+    over = tl.where(reach_3, over, tl.where(reach_2, sum_3, tl.where(reach_1, sum_2, sum_1)))
+    high = tl.where(reach_3, high, tl.where(reach_2, step_3, tl.where(reach_1, step_2, step_1)))
+    return low, high, over
+
+
+@triton.jit
+def _find(values, weights, low, high, target, LOW: tl.constexpr):
+    """Return the largest step whose values weigh `target`, and what weighs more; `low` is known to be one."""
+    over = tl.zeros([], tl.float32)
     while high - low > 1:
         middle = (low + high) >> 1
-        if is_among:
-            has_number, has_weight = _among(keys, weights, middle.to(tl.int32))
-            if (has_number >= number) & (has_weight >= weight):
-                low = middle
-            else:
-                high = middle
-        else:
-            first, third = (low + middle) >> 1, (middle + high) >> 1
-            n_1, w_1, n_2, w_2, n_3, w_3 = _over(
-                logits, first.to(tl.int32), middle.to(tl.int32), third.to(tl.int32), top, factor,
-                SIZE, TILE, LOW,
-            )
-            if (n_2 >= number) & (w_2 >= weight):
-                is_reached = (n_3 >= number) & (w_3 >= weight)
-                low, high = tl.where(is_reached, third, middle), tl.where(is_reached, high, third)
-            else:
-                is_reached = (n_1 >= number) & (w_1 >= weight)
-                low, high = tl.where(is_reached, first, low), tl.where(is_reached, middle, first)
-    return low.to(tl.int32)
+        weight = _among(values, weights, middle, LOW)
+        reaches = weight >= target
+        low, high = tl.where(reaches, middle, low), tl.where(reaches, high, middle)
+        over = tl.where(reaches, over, weight)
+    return low, over
 
 
 @triton.jit
-def _choose_groups(
-    maxima, groups, chosen, high,
-    NUM: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr, LOW: tl.constexpr,
+def _find_in_row(
+    logits, low, high, over, target, total, top, factor,
+    SIZE: tl.constexpr, NUM: tl.constexpr, LOW: tl.constexpr,
 ):
-    """Return a step that the maxima of NUM groups reach, or all; write these, in order, to `chosen`."""
-    keys = _step(maxima, LOW)
-    low, high = tl.min(keys, 0).to(tl.int64), high.to(tl.int64)
-    if tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0) > NUM:
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= NUM:
-                low = middle
-            else:
-                high = middle
-    low = low.to(tl.int32)
-    reached = (keys >= low) & (groups < SIZE)
+    """Do so in a row of weight `total`, of which `over` reaches `high`. Some groups tell where to look."""
+    groups = tl.arange(0, _MAX_CHOSEN) * NUM // _MAX_CHOSEN
+    ids = tl.ravel(groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :])
+    values = tl.load(logits + ids, mask=ids < SIZE, other=_NEVER).to(tl.float32)
+    inside = (values > _bound(low, LOW)) & (values < _bound(high, LOW))
+    weights = tl.where(inside, tl.exp2((values - top) * factor), 0.0)
+    seen = tl.sum(weights, 0)
+    expected = (target - over) / (total - over)
+    step_1, _ = _find(values, weights, low, high, (expected + _SLACK) * seen, LOW)
+    step_3, _ = _find(values, weights, low, high, (expected - _SLACK) * seen, LOW)
+    step_1 = tl.minimum(tl.maximum(step_1, low + 1), high - 1)
+    step_3 = tl.minimum(tl.maximum(step_3 + 1, step_1), high - 1)
+    step_2 = (step_1 + step_3) >> 1
+    while high - low > 1:
+        sum_1, sum_2, sum_3 = _in_row(logits, step_1, step_2, step_3, top, factor, SIZE, LOW)
+        low, high, over = _narrow(low, high, over, target, step_1, step_2, step_3, sum_1, sum_2, sum_3)
+        step_1, step_2, step_3 = _quarters(low, high)
+    return low, over
+
+
+@triton.jit
+def _choose_groups(maxima, groups, chosen, high, NUM: tl.constexpr, LOW: tl.constexpr):
+    """Return a step that enough maxima reach, or all that are not -inf; write their groups to `chosen`."""
+    low = _step(tl.min(tl.where(groups < NUM, maxima, float("inf")), 0), LOW).to(tl.int64)
+    low, _ = _find(maxima, 1.0, low, high, _NUM_REACHED * 1.0, LOW)
+    low = tl.maximum(low, _step(tl.full([], _NEVER, tl.float32), LOW).to(tl.int64) + 1)
+    reached = (maxima >= _bound(low, LOW)) & (groups < NUM)
     place = tl.cumsum(reached.to(tl.int32), 0) - 1
-    tl.store(chosen + place, groups, mask=reached & (place < MOST))
+    tl.store(chosen + place, groups, mask=reached & (place < _MAX_CHOSEN))
     tl.debug_barrier()
     return low, tl.sum(reached.to(tl.int32), 0)
 
 
 @triton.jit
-def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr):
-    column = tl.arange(0, TILE)
-    start, found = 0, SIZE
-    before = number * 0
-    while (start < SIZE) & (found == SIZE):
+def _read_groups(logits, chosen, number, SIZE: tl.constexpr):
+    """Return (ids, values) of the tokens of the first of the chosen groups of a row, one after the other."""
+    place = tl.arange(0, _MAX_CHOSEN)
+    there = place < number
+    groups = tl.load(chosen + place, mask=there, other=0)
+    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    values = tl.load(logits + ids, mask=there[:, None] & (ids < SIZE), other=_NEVER).to(tl.float32)
+    return tl.ravel(ids), tl.ravel(values)
+
+
+@triton.jit
+def _nth_id(logits, value, number, SIZE: tl.constexpr):
+    """Return the id of the n-th token of a value, or SIZE."""
+    column = tl.arange(0, 4 * _TILE)
+    start, found, before = 0, SIZE, number * 0
+    while (start < SIZE) & (before < number):
         index = start + column
         values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
-        equal = ((_step(values, LOW) == key) & (index < SIZE)).to(tl.int32)
-        ranks = tl.cumsum(equal, 0) + before
-        found = tl.min(tl.where((equal > 0) & (ranks == number), index, SIZE), 0)
-        before += tl.sum(equal, 0)
-        start += TILE
+        equal = ((values == value) & (index < SIZE)).to(tl.int32)
+        count = tl.sum(equal, 0)
+        if before + count >= number:
+            ranks = tl.cumsum(equal, 0) + before
+            found = tl.min(tl.where((equal > 0) & (ranks == number), index, SIZE), 0)
+        before += count
+        start += 4 * _TILE
     return found
 
 
 @triton.jit
-def _end_of_mass(
-    target, least, above, keys, weights, reached, is_all, logits, top, factor,
-    SIZE: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr,
-):
-    """Return (step, id) of the last token needed for a weight of `target`, not below the step `least`."""
-    low = tl.maximum(least, reached)
-    number, weight = _among(keys, weights, low)
-    is_among = is_all & (weight >= target)
-    low = tl.where(is_among, low, least)
-    least = _search(low, above, 1, target, keys, weights, is_among, logits, top, factor, SIZE, TILE, LOW)
+def _last_id(values, ids, is_among, step, rest, logits, top, factor, SIZE: tl.constexpr, LOW: tl.constexpr):
+    """Return the last token of a step that is needed for the rest of the weight, or SIZE for all."""
+    value, last_id = _bound(step, LOW), tl.full([], SIZE, tl.int32)
+    needed = tl.maximum(tl.ceil(rest / tl.exp2((value - top) * factor)).to(tl.int32), 1)
     if is_among:
-        with_ties, weight = _among(keys, weights, least)
-        number, weight = _among(keys, weights, least + 1)
+        equal = (values == value).to(tl.int32)
+        if needed < tl.sum(equal, 0):
+            last_id = tl.min(tl.where((equal > 0) & (tl.cumsum(equal, 0) == needed), ids, SIZE), 0)
     else:
-        with_ties, _, number, weight, _, _ = _over(
-            logits, least, least + 1, least + 1, top, factor, SIZE, TILE, LOW
-        )
-    needed = tl.ceil((target - weight) / tl.exp2((_value(least << LOW) - top) * factor)).to(tl.int32)
-    last_id = tl.full([], SIZE, tl.int32)
-    if needed < with_ties - number:
-        last_id = _nth_id(logits, least, tl.maximum(needed, 1), SIZE, TILE, LOW)
-    return least, last_id
+        last_id = _nth_id(logits, value, needed, SIZE)
+    return last_id
 
 
 @triton.jit
-def _chosen_values(
-    logits, chosen, num_chosen, SIZE: tl.constexpr, GROUP: tl.constexpr, MAX_CHOSEN: tl.constexpr
+def _end(
+    values, weights, least, reached, above, found, target, total, is_all, has_all, logits, top, factor,
+    SIZE: tl.constexpr, NUM: tl.constexpr, LOW: tl.constexpr,
 ):
-    """Load the chosen groups of a row: [MAX_CHOSEN, GROUP]."""
-    group = tl.arange(0, MAX_CHOSEN)
-    there = group < num_chosen
-    index = tl.load(chosen + group, mask=there, other=0)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return tl.load(logits + index, mask=there[:, None] & (index < SIZE), other=_NEVER).to(tl.float32)
+    """Return what `_find` does, and if that was among the chosen, of which `found` reaches both steps."""
+    is_among = is_all & ((found >= target) | has_all)
+    if is_among:
+        low = tl.where(found >= target, tl.maximum(least, reached), least)
+        least, over = _find(values, weights, low, above, target, LOW)
+    else:
+        high, over = tl.where(is_all, reached, above), tl.where(is_all, found, 0.0)
+        least, over = _find_in_row(logits, least, high, over, target, total, top, factor, SIZE, NUM, LOW)
+    return least, over, is_among
 
 
 @triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _cut_kernel(
     logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights, chosen, values_out, ids_out, stride,
-    SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,
-    NUM_TILES_PAD: tl.constexpr, NUM_REACHED: tl.constexpr, MAX_CHOSEN: tl.constexpr, LOW: tl.constexpr,
+    SIZE: tl.constexpr, NUM_TILES: tl.constexpr, NUM_TILES_PAD: tl.constexpr, LOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    num_groups: tl.constexpr = NUM_TILES * _PER_TILE
     wait(PDL)
     if not _is_cut(top_k, top_p, min_p, row):
         tl.store(values_out + row, _NEVER)
         tl.store(ids_out + row, SIZE)
         return
     logits += row * stride
-    chosen += row * MAX_CHOSEN
-    per_tile: tl.constexpr = TILE // GROUP
-    num_groups: tl.constexpr = NUM_TILES * per_tile
-    groups = tl.arange(0, NUM_TILES_PAD * per_tile)
+    chosen += row * _MAX_CHOSEN
+    groups, tile = tl.arange(0, NUM_TILES_PAD * _PER_TILE), tl.arange(0, NUM_TILES_PAD)
     maxima = tl.load(group_maxima + row * num_groups + groups, mask=groups < num_groups, other=_NEVER)
+    sums = tl.load(tile_weights + row * NUM_TILES + tile, mask=tile < NUM_TILES, other=0.0)
     top = tl.max(maxima, 0)
     factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
-    above = _step(top, LOW) + 1
-    reached, num_chosen = _choose_groups(
-        maxima, groups, chosen, above, NUM_REACHED, MAX_CHOSEN, num_groups, LOW
-    )
-    values = _chosen_values(logits, chosen, num_chosen, SIZE, GROUP, MAX_CHOSEN)
-    keys, weights = _step(values, LOW), tl.exp2((values - top) * factor)
-    is_all = num_chosen <= MAX_CHOSEN  # every token that reaches the step is among the chosen
-    num_among, total = _among(keys, weights, reached)
+    tile_maxima = tl.max(tl.reshape(maxima, [NUM_TILES_PAD, _PER_TILE]), 1)
+    total = tl.sum(sums * tl.exp2((tile_maxima - top) * factor), 0)
+    above = _step(top, LOW).to(tl.int64) + 1
+    reached, num_chosen = _choose_groups(maxima, groups, chosen, above, num_groups, LOW)
+    ids, values = _read_groups(logits, chosen, num_chosen, SIZE)
+    is_all = num_chosen <= _MAX_CHOSEN  # every token that reaches the step is among the chosen
+    least = _step(tl.full([], _NEVER, tl.float32), LOW).to(tl.int64)
+    has_all = reached == least + 1  # every token that may be drawn is
 
-    least = _step(tl.full([], _NEVER, tl.float32), LOW)
-    number = tl.minimum(tl.load(top_k + row), SIZE).to(tl.int32)
+    number = tl.minimum(tl.load(top_k + row), SIZE).to(tl.float32)
     if number >= 1:
-        is_among = is_all & (num_among >= number)
-        low = tl.where(is_among, reached, least)
-        least = _search(
-            low, above, number, 0.0, keys, weights, is_among, logits, top, factor, SIZE, TILE, LOW
+        found = _among(values, 1.0, reached, LOW)
+        least, _, _ = _end(
+            values, 1.0, least, reached, above, found, number, SIZE * 1.0, is_all, has_all,
+            logits, top, 0.0, SIZE, num_groups, LOW,
         )
     share = tl.load(min_p + row).to(tl.float32)
     if share > 0:
-        least = tl.maximum(least, _step(top + tl.log2(share) / factor, LOW))
+        least = tl.maximum(least, _step(top + tl.log2(share) / factor, LOW).to(tl.int64))
     last_id = tl.full([], SIZE, tl.int32)
     mass = tl.load(top_p + row).to(tl.float32)
     if mass < 1:
-        if is_all & (least >= reached):
-            number, total = _among(keys, weights, least)
+        low, weights = tl.maximum(least, reached), tl.exp2((values - top) * factor)
+        found = _among(values, weights, low, LOW)
+        if is_all & ((least >= reached) | has_all):
+            total = found
         elif (number >= 1) | (share > 0):
-            number, total, _, _, _, _ = _over(logits, least, least, least, top, factor, SIZE, TILE, LOW)
-        else:
-            tile = tl.arange(0, NUM_TILES_PAD)
-            tile_maxima = tl.max(tl.reshape(maxima, [NUM_TILES_PAD, per_tile]), 1)
-            sums = tl.load(tile_weights + row * NUM_TILES + tile, mask=tile < NUM_TILES, other=0.0)
-            total = tl.sum(sums * tl.exp2((tile_maxima - top) * factor), 0)
-        least, last_id = _end_of_mass(
-            mass * total, least, above, keys, weights, reached, is_all, logits, top, factor, SIZE, TILE, LOW
+            total, _, _ = _in_row(logits, least, least, least, top, factor, SIZE, LOW)
+        target = mass * total
+        least, over, is_among = _end(
+            values, weights, least, reached, above, found, target, total, is_all, has_all,
+            logits, top, factor, SIZE, num_groups, LOW,
         )
+        last_id = _last_id(values, ids, is_among, least, target - over, logits, top, factor, SIZE, LOW)
     release(PDL)
-    tl.store(values_out + row, _value(least << LOW))
+    tl.store(values_out + row, _bound(least, LOW))
     tl.store(ids_out + row, last_id)
 # fmt: on
 
@@ -277,20 +292,16 @@ def _cut_kernel(
 def truncate(logits: Tensor, limits: Limits) -> Truncation:
     """See sampling.FindTruncation."""
     num_rows, size = logits.shape
-    values = logits.new_empty(num_rows, dtype=torch.float32)
-    ids = logits.new_empty(num_rows, dtype=torch.int32)
+    values, ids = (logits.new_empty(num_rows, dtype=kind) for kind in (torch.float32, torch.int32))
     if not num_rows:
         return Truncation(values, ids)
-    num_tiles = cdiv(size, _TILE)
-    group_maxima = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
+    num_tiles = cdiv(size, _TILE.value)
+    group_maxima = logits.new_empty((num_rows, num_tiles, _PER_TILE.value), dtype=torch.float32)
     tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
-    chosen = logits.new_empty((num_rows, _MAX_CHOSEN), dtype=torch.int32)
-    row = logits, *limits, group_maxima, tile_weights
-    sizes = {"SIZE": size, "TILE": _TILE, "GROUP": _GROUP, "NUM_TILES": num_tiles}
-    _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), num_warps=4, **sizes, **overlapped())
-    sizes |= {"NUM_TILES_PAD": power_of_2(num_tiles), "NUM_REACHED": _NUM_REACHED}
-    sizes |= {"MAX_CHOSEN": _MAX_CHOSEN, "LOW": _LOW_BITS[logits.dtype]}
-    _cut_kernel[(num_rows,)](
-        *row, chosen, values, ids, logits.stride(0), num_warps=16, **sizes, **overlapped()
-    )
+    chosen = logits.new_empty((num_rows, _MAX_CHOSEN.value), dtype=torch.int32)
+    row, how = (logits, *limits, group_maxima, tile_weights), overlapped()
+    _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), size, num_tiles, num_warps=8, **how)
+    sizes = size, num_tiles, power_of_2(num_tiles), _LOW_BITS[logits.dtype]
+    how = how | ({"maxnreg": 128} if how["PDL"] else {})  # so two rows are searched at once on a processor
+    _cut_kernel[(num_rows,)](*row, chosen, values, ids, logits.stride(0), *sizes, num_warps=8, **how)
     return Truncation(values, ids)
