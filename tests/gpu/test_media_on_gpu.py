@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.integration import test_encoder_graphs as graphs
 from tests.integration.test_speech_features import GREEDY, PROMPT
 from tests.parity import test_audio_models as audio
 from tests.parity import test_image_embedders as embedders
@@ -22,6 +23,21 @@ def test_images_on_gpu(architecture):
         assert max(media.differences(architecture, requests, first)) <= media.TOLERANCE
         again = llm.generate(requests[::-1], media.PARAMS, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in first]
+
+
+@pytest.mark.parametrize("architecture", graphs.QWENS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
+def test_captured_encoders_on_gpu(architecture, dtype, tolerance):
+    """New images of sizes that came before: a graph's numbers are those of its launches."""
+    requests, found = [graphs.request_of(architecture, seed) for seed in range(4)], []
+    types = {"dtype": dtype, "activations": "auto", "kv_cache_dtype": "auto"}
+    for options in ({}, {"enforce_eager": True}):
+        with media.make_llm(architecture, **types, **options) as llm:
+            outputs = [llm.generate(one, media.PARAMS, use_tqdm=False)[0] for one in requests]
+        rows = [output.outputs[0].logprobs[0] for output in outputs]
+        found.append(torch.tensor([[row[i].logprob for i in range(len(row))] for row in rows]))
+    assert (found[0] - found[1]).abs().max() <= tolerance
+    assert (found[0][2] - found[0][3]).abs().max() > 2 * tolerance, "images do not show"
 
 
 @pytest.mark.parametrize("architecture", audio.FAMILIES)
