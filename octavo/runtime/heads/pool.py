@@ -78,13 +78,15 @@ class PoolHead(Head):
 
     def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
         assert isinstance(model, Family)
+        is_all = not self._earlier
         whole = self._take(work, hidden, outcome.request_ids)
         per_token = [prompt for prompt in whole if prompt.params.is_per_token]
         for prompt in per_token:
             self._send(outcome, [prompt], self._per_token(prompt, model)[None])
-        pooled = [prompt for prompt in whole if not prompt.params.is_per_token]
+        pooled = [prompt for prompt in whole if not prompt.params.is_per_token] if per_token else whole
         if pooled:
-            self._finish(outcome, pooled, self._results(self._pool_all(pooled, model), model))
+            joined = hidden if is_all and len(pooled) == len(work.rows) else None
+            self._finish(outcome, pooled, self._results(self._pool_all(pooled, joined, model), model))
 
     def _take(self, work: Work, hidden: Tensor, request_ids: list[str]) -> list[_Whole]:
         """Return the prompts that are complete; keep the hidden states of the others."""
@@ -99,13 +101,16 @@ class PoolHead(Head):
             taken.append(_Whole(request_ids[index], row, self._wanted[row], states))
         return taken
 
-    def _pool_all(self, prompts: list[_Whole], model: Family) -> Tensor:
-        """Return the pooled states of some prompts, a row each; on a GPU all of them in a few launches."""
+    def _pool_all(self, prompts: list[_Whole], joined: Tensor | None, model: Family) -> Tensor:
+        """Return the pooled states of some prompts, a row each; on a GPU all of them in a few launches.
+
+        joined: their hidden states, if they are one behind the other
+        """
         config = self._config
         is_plain = config.include_prompt and not config.sparse and SEGMENT_POOLS.keys() >= set(config.modes)
         if not is_plain or prompts[0].hidden.device.type == "cpu":
             return torch.stack([self._pool(prompt, model) for prompt in prompts])
-        hidden = torch.cat([prompt.hidden for prompt in prompts]).float()
+        hidden = (torch.cat([prompt.hidden for prompt in prompts]) if joined is None else joined).float()
         lengths = to_device(np.array([len(prompt.hidden) for prompt in prompts]), hidden.device)
         return torch.cat([SEGMENT_POOLS[mode](hidden, lengths) for mode in config.modes], 1)
 
