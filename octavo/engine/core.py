@@ -145,6 +145,10 @@ class EngineCore:
             return 0.0
         return _LONGEST_WAIT_S if until_s is None else min(max(0.0, until_s - self._clock()), _LONGEST_WAIT_S)
 
+    def use_pause(self) -> bool:
+        """Have the workers prepare something, if there is no work; return True if more is left."""
+        return not self.has_work() and self._executor.use_pause()
+
     def step(self) -> EngineOutputs:
         """Give out steps as long as there is room and work, wait for the oldest, return what it brought.
 

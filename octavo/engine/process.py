@@ -103,7 +103,8 @@ class CoreProcess:
         """Take what has arrived, then step, if only to show that the loop runs. Returns on Shutdown."""
         while True:
             while (wait_s := core.wait_s()) or not self._inbox.empty():
-                message = self._take(min(wait_s, BEAT_S))
+                has_more = self._inbox.empty() and core.use_pause()
+                message = self._take(0.0 if has_more else min(wait_s, BEAT_S))
                 if message is None:
                     break
                 if isinstance(message, control.Shutdown):

@@ -4,14 +4,19 @@ On CPU nothing can be recorded: the stand-in computes a step again where a GPU w
 padded, static tensors.
 """
 
+import json
+
 import numpy as np
 import pytest
 
 from octavo import SamplingParams
+from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker import prepare
-from octavo.runtime.worker.cuda_graphs import CUDAGraphs, Shape, first_sizes, step_sizes
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
+from octavo.runtime.worker.step_shapes import Shape, first_sizes, step_sizes
 from tests.integration.test_invariance import params, prompts, tokens
+from tests.tiny_models import tiny_config
 
 
 @pytest.fixture
@@ -110,6 +115,44 @@ def test_memory_given_up_is_not_used_again(tiny_llama, make_llm, repeats):
     llm.sleep(level=2)
     llm.wake_up()
     assert tokens(llm, work, wanted) == expected
+
+
+def test_trials_compute_a_layer_of_each_kind(tmp_path, make_llm, repeats, monkeypatch):
+    """And the first and the last one, of sliding windows and none; steps of requests compute all."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("Gemma3ForCausalLM")))
+    computed, forward = [], DecoderLayer.forward
+
+    def note(layer, *inputs):
+        computed.append(layer)
+        return forward(layer, *inputs)
+
+    monkeypatch.setattr(DecoderLayer, "forward", note)
+    llm = make_llm(tmp_path, load_format="dummy")
+    layers = list(llm.llm_engine.core.client._core._executor._worker.model.layers)
+    tried = [layers.index(layer) for layer in computed]
+    assert len(tried) > 40 and tried == [0, 2, 4, 5] * (len(tried) // 4)
+    computed.clear()
+    llm.generate({"prompt_token_ids": [1, 2, 3]}, params(1)[0], use_tqdm=False)
+    assert len(computed) >= 12 and computed == layers * (len(computed) // 6)
+
+
+def test_pauses_capture_what_a_start_leaves(tiny_llama, make_llm, monkeypatch):
+    """A start captures the largest step and small ones. A pause ends with the first request."""
+    captured = []
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: lambda work: captured.append(work) or work)
+    llm = make_llm(tiny_llama, max_num_seqs=40)
+    assert len(captured) == 5
+    core = llm.llm_engine.core.client._core
+    llm.llm_engine.add_request("one", {"prompt_token_ids": [1, 2, 3]}, params(1)[0])
+    assert not core.use_pause() and len(captured) == 5
+    llm.llm_engine.abort_request(["one"])
+    while llm.llm_engine.has_unfinished_requests() or core.has_work():
+        llm.llm_engine.step()
+    before = len(captured)
+    assert [core.use_pause() for _ in range(4)] == [True, True, False, False]
+    assert len(captured) == before + 3 == 8
+    llm.sleep()
+    assert not core.use_pause()
 
 
 def test_padding_touches_no_request(tiny_llama, make_llm, repeats):

@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 import threading
+from hashlib import sha256
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs the package triton: pip install triton")
 
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
+from octavo.runtime.kernels.triton import precompile
 from octavo.runtime.kernels.triton.precompile import compile_ahead
 from tests import offline_triton
 
@@ -64,6 +67,32 @@ def test_what_is_compiled_already_is_launched(compiler, kernels):
     compile_ahead(lambda: launch(kernels, 1), CPU)
     assert compiler.compiled == {"_first": 1, "_second": 1}
     assert compiler.launched == {"_first": 2}
+
+
+def test_what_is_kept_is_launched_until_something_is_not(compiler, kernels, monkeypatch, tmp_path):
+    """Work of which everything is kept has been done, once."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kept = []
+
+    def keep(self, key, *others):
+        kept.append(key)
+        return note(self, key, *others)
+
+    note = precompile._Notes.submit
+    monkeypatch.setattr(precompile._Notes, "submit", keep)
+    assert not compile_ahead(lambda: launch(kernels, 1), CPU)
+    assert not compiler.launched and len(kept) == 2
+    for function in kernels:
+        function.device_caches.clear()  # as in another process
+    for number, key in enumerate(kept.copy()):
+        get_cache_manager(sha256(key.encode()).hexdigest()).put_group("kernel.json", {})
+        assert compile_ahead(lambda: launch(kernels, 1), CPU) == (number == 1)
+        assert compiler.launched == ({"_first": 1} if number == 0 else {"_first": 2, "_second": 1})
+        kernels[1].device_caches.clear()
+    launched = compiler.launched.copy()
+    kernels[0].device_caches.clear()
+    assert not compile_ahead(lambda: launch(kernels, 1), CPU, is_alone=False)
+    assert compiler.launched == launched
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -122,7 +151,7 @@ CPUPlatform.__init__ = lambda self, number, threads, snapshot: Platform.__init__
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work
-CPUPlatform.compile_ahead = lambda self, work: precompile.compile_ahead(work, self.device)
+CPUPlatform.compile_ahead = lambda self, work, is_alone: precompile.compile_ahead(work, self.device)
 llm = LLM(
     sys.argv[2], load_format="dummy", skip_tokenizer_init=True, device="cpu", dtype="bfloat16",
     max_model_len=500, max_num_seqs=24, max_num_batched_tokens=400, num_gpu_blocks_override=300,

@@ -55,6 +55,9 @@ class InprocExecutor(Executor):
     def prepare(self, spec: RequestSpec) -> None:
         self._worker.prepare(spec)
 
+    def use_pause(self) -> bool:
+        return any(self.call("use_pause", {}))
+
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         return [self._worker.call(verb, arguments)]
 

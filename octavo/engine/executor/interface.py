@@ -73,6 +73,13 @@ class Executor(ABC):
     def prepare(self, spec: RequestSpec) -> None:
         """Read what the workers will need for a request, before its first step; on any thread."""
 
+    def use_pause(self) -> bool:
+        """Prepare something for later, while there are no requests; return True if more is left.
+
+        It takes some hundredths of a second.
+        """
+        return False
+
     def beat(self) -> None:
         """Find out whether the workers are still there; called about twice a second while no step is given.
 

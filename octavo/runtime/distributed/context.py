@@ -105,6 +105,11 @@ class ParallelContext:
         everyone = Group(distributed.get_rank(), distributed.get_world_size())
         return _join(everyone, [[*range(i, i + count)] for i in range(0, everyone.size, count)], shares=False)
 
+    @property
+    def is_alone(self) -> bool:
+        """Return True if no other rank takes part in this one's steps."""
+        return self.world.size == self.ep.size == 1
+
     def as_one_stage(self) -> "ParallelContext":
         """Return the same for a model that the ranks of this stage have whole."""
         return self if self.pp.size == 1 else replace(self, pp=ONE, tokens=ONE, world=self.tp, layers=None)

@@ -12,14 +12,15 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.build import BuildContext, packed_matrices
 from octavo.runtime.layers.embedding import Choice, Embedding, Find, LMHead, VocabEmbedding
 from octavo.runtime.layers.experts import Experts, ExpertsArch
 from octavo.runtime.layers.latent_attention import LatentArch, LatentAttention
@@ -186,7 +187,8 @@ class Decoder(Family):
         super().__init__(arch, build)
         embedding_size = arch.embedding_size or arch.hidden_size
         self._pipeline, self.own_layers = build.parallel.pp, build.parallel.layers
-        self._stage = self.own_layers or range(len(arch.layers))
+        self._stage: Sequence[int] = self.own_layers or range(len(arch.layers))
+        self._arch_of_layer = arch.layers
         self._size, self._dtype = arch.hidden_size, build.compute_dtype
         is_first, self.has_logits = self._pipeline.is_first, self._pipeline.is_last
         embeds = is_first or (self.has_logits and arch.embeds_last)
@@ -256,6 +258,19 @@ class Decoder(Family):
         if not self.has_logits and batch.entered is None:
             self._pipeline.send(found)
         return found
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """See Model. The first layer and the last launch other kernels than their like."""
+        whole, archs = self._stage, self._arch_of_layer
+        kinds = {repr((archs[i], packed_matrices(self.layers[i]))): i for i in whole[1:-1]}
+        if not self.host_weight_bytes:  # else layers bring each other's weights
+            taps = set(self.taps).intersection(whole)
+            self._stage = sorted({whole[0], *kinds.values(), *taps, whole[-1]})
+        try:
+            yield
+        finally:
+            self._stage = whole
 
     @property
     def boundary(self) -> tuple[int, int, torch.dtype] | None:

@@ -5,6 +5,7 @@ The architectures that octavo has a file for are listed here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -73,6 +74,10 @@ class Model(nn.Module, ABC):
         each row is drawn; is_cut: some with limits
         """
         return None
+
+    def shortened(self) -> AbstractContextManager[None]:
+        """Let `forward` leave out layers, meanwhile, that launch the same kernels as others."""
+        return nullcontext()
 
     @property
     def boundary(self) -> tuple[int, int, torch.dtype] | None:

@@ -78,16 +78,17 @@ class CUDAPlatform(Platform):
             ) from error
         return torch.cuda.max_memory_allocated(self.device) - before
 
-    def compile_ahead(self, work: Callable[[], None]) -> None:
+    def compile_ahead(self, work: Callable[[], None], *, is_alone: bool) -> bool:
         """See Platform.compile_ahead; Triton's. What fails here, fails or succeeds where it is needed."""
         if not _has_triton():
-            return
+            return False
         try:
             from octavo.runtime.kernels.triton.precompile import compile_ahead
 
-            compile_ahead(work, self.device)
+            return compile_ahead(work, self.device, is_alone=is_alone)
         except Exception:
             logger.debug("Kernels are compiled one by one.", exc_info=True)
+            return False
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type itself. Raises ConfigError for bfloat16 on a GPU without."""

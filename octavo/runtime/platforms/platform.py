@@ -64,11 +64,13 @@ class Platform(ABC):
         """
         return 0
 
-    def compile_ahead(self, work: Callable[[], None]) -> None:
+    def compile_ahead(self, work: Callable[[], None], *, is_alone: bool) -> bool:
         """Make ready, all at once, the kernels that `work` uses; where kernels are compiled as they come up.
 
-        The work may be done or not, without some of its kernels: nothing may depend on what it computes.
+        Returns True if the work has been done. Else it may have been, without some of its kernels: nothing
+        may depend on what it computes. is_alone: no other rank takes part in it
         """
+        return False
 
     def graph_capture(self) -> Capture | None:
         """Return a new way to capture work, whose graphs share memory; None on a device without graphs."""

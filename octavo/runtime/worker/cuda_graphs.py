@@ -7,8 +7,8 @@ A step is padded to the next shape with copies of the spare row, which attend to
 store nothing (slot -1) and append their token to the spare row, and with tokens that belong to no row.
 
 Called by the model runner. A shape of decoding is captured when it comes up, others when they come up again.
-Capturing costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
-there are requests, and `after_eager` for more of them while a long prompt keeps the device busy.
+Capturing costs the host about as much as giving the step out. So `warm_up` does it for a few shapes before
+there are requests, `use_pause` for others, and `after_eager` for more while a long prompt takes the device.
 """
 
 import time
@@ -31,6 +31,7 @@ from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.worker import step_shapes
 from octavo.runtime.worker.chained_steps import Chained, ChainedSteps, End
 from octavo.runtime.worker.handover import Handover
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -39,20 +40,11 @@ from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.replayer import Replay, Replayer, Unmasked
 from octavo.runtime.worker.request_state import RequestState
-from octavo.runtime.worker.step_shapes import (
-    CHUNKS,
-    FEWEST_TOKENS,
-    Shape,
-    first_sizes,
-    padded_tokens,
-    singles_of,
-    step_sizes,
-)
+from octavo.runtime.worker.step_shapes import CHUNKS, Shape
 
 _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
 _SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
 _MAX_GRAPHS = 400
-_MOST_USUAL = 256
 
 Key = tuple[Shape, End]
 Parts = tuple[Callable[[], None], ...]
@@ -77,14 +69,14 @@ class CUDAGraphs(Replayer):
     ) -> None:
         """sampler: None in stages before the last. All ranks compute steps of the same shapes."""
         super().__init__(model, cache, state, batch_invariant=batch_invariant)
-        self.sizes = step_sizes(state.spare_row)
+        self.sizes = step_shapes.step_sizes(state.spare_row)
         self._sampler = sampler
         self._adapters: AdapterSlots | None = model.adapters and model.adapters.sites.slots
         self._ends, self._capture, self._exchange = ends, capture, parallel.exchange
-        device, self._is_alone = state.token_ids.device, parallel.world.size == parallel.ep.size == 1
+        device, self._is_alone = state.token_ids.device, parallel.is_alone
         most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         self._most_tokens = parallel.world.least(most_tokens, device)
-        most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
+        most_rows = max(self.sizes[-1], *step_shapes.singles_of(self.sizes[-1])) + CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
         most = Shape(most_rows - CHUNKS[-1], CHUNKS[-1], MAX_CAPTURED_TOKENS, reach=Reach.PRODUCTS)
         most = most._replace(num_chained=most.singles)
@@ -100,28 +92,25 @@ class CUDAGraphs(Replayer):
         self._chains, self._has_chained = ChainedSteps(state, sampler, ends.chain), False
         self._captured: dict[Key, Parts] = {}
         self._seen: set[Key] = set()
+        self._waiting: list[Key] = []
 
     @torch.inference_mode()
     def try_out(self) -> None:
         """Compute steps of nothing, launch by launch: then kernels are loaded, with what they need."""
         nothing = np.empty(0, np.int64)
         work = Work(nothing, nothing, nothing, np.zeros(1, np.int64), nothing, nothing)
-        for shape, end in self._first_steps():
-            self._ring.restart()
-            self._stage(work, shape, nothing)
-            for part in self._parts(shape, end):
-                part()
-            self._ring.end(nothing)
+        with self.model.shortened():
+            for shape, end in self._first_steps():
+                self._ring.restart()
+                self._stage(work, shape, nothing)
+                for part in self._parts(shape, end):
+                    part()
+                self._ring.end(nothing)
 
     def _first_steps(self) -> list[Key]:
-        """List steps of all ways to sample, of prompts, and of greedy decoding in sizes with own kernels.
-
-        Prompts are alone or beside decoding. The kernels that take long to compile come first.
-        """
+        """List steps of all ways to sample; the kernels that take long to compile come first."""
         drawn: list[Key] = [(Shape(1), Masked(Kind.TRUNCATED)), (Shape(1), Kind.WHOLE)]
-        beside = (0, singles_of(self.sizes[-1])[-1])
-        prompts = [Shape(singles, CHUNKS[0], FEWEST_TOKENS) for singles in beside]
-        greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
+        greedy = step_shapes.trial_shapes(self.sizes)
         if self._adapters is not None:
             greedy += [shape._replace(reach=Reach.PRODUCTS) for shape in greedy]
         if self._sampler is None:
@@ -129,13 +118,22 @@ class CUDAGraphs(Replayer):
         return [*drawn, *((shape, Kind.GREEDY) for shape in greedy)]
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """See Replayer.warm_up: greedy decoding steps, the largest first: they share memory best so."""
-        self.try_out()
-        usual = self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]
-        for size in (*first_sizes(self.sizes), *usual):
-            for reach in tuple(Reach)[: 1 if self._adapters is None else Reach.EXPERTS]:
-                self._ensure(Shape(size, reach=reach), Kind.GREEDY if self._sampler else None)
+    def warm_up(self, *, has_tried: bool = False) -> None:
+        """See Replayer.warm_up: greedy decoding. A rank that is alone leaves most of it to pauses."""
+        if not has_tried:
+            self.try_out()
+        reaches = tuple(Reach)[: 1 if self._adapters is None else Reach.EXPERTS]
+        sizes, kind = step_shapes.usual_sizes(self.sizes), Kind.GREEDY if self._sampler else None
+        self._waiting = [(Shape(size, reach=reach), kind) for size in sizes for reach in reaches]
+        for _ in range(step_shapes.AT_ONCE * len(reaches) if self._is_alone else len(self._waiting)):
+            self.use_pause()
+
+    @torch.inference_mode()
+    def use_pause(self) -> bool:
+        """See Replayer.use_pause."""
+        if self._waiting:
+            self._ensure(*self._waiting.pop(0))
+        return bool(self._waiting)
 
     def can_chain(self, num_rows: int) -> bool:
         """See Replayer; rows that read sources do not move, and stages do not know how far."""
@@ -180,10 +178,10 @@ class CUDAGraphs(Replayer):
             size = self._exchange.num_tokens if self._exchange else self._size_of(singles)
             common_start = have_common_start(work, self._state)
             return Shape(size, common_start=common_start, reach=work.reach)
-        tokens = padded_tokens(tokens)
+        tokens = step_shapes.padded_tokens(tokens)
         if tokens > self._most_tokens or chunks > CHUNKS[-1]:
             return None
-        widths = singles_of(self.sizes[-1])
+        widths = step_shapes.singles_of(self.sizes[-1])
         padded = widths[bisect_left(widths, singles)], CHUNKS[bisect_left(CHUNKS, chunks)]
         return Shape(*padded, tokens, reach=work.reach)
 

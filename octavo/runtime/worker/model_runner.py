@@ -40,10 +40,14 @@ class ModelRunner:
         """Compute by `replayer`, which refers to the cache as allocated now."""
         self._replayer = replayer
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, has_tried: bool = False) -> None:
         """Prepare usual steps before there are requests; else each is prepared when it comes up."""
         assert self._replayer is not None
-        self._replayer.warm_up()
+        self._replayer.warm_up(has_tried=has_tried)
+
+    def use_pause(self) -> bool:
+        """See Replayer.use_pause."""
+        return self._replayer is not None and self._replayer.use_pause()
 
     def strip(self) -> None:
         """Let the model go, and what was prepared to replay it."""

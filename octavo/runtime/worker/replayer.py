@@ -99,9 +99,15 @@ class Replayer(ABC):
         """Compute any batch, as Model.forward; the result is good until the next step."""
         return self.model.forward(batch)
 
-    def warm_up(self) -> None:
-        """Prepare the replays of usual steps; before there are requests."""
-        return
+    def warm_up(self, *, has_tried: bool = False) -> None:
+        """Prepare the replays of usual steps; before there are requests.
+
+        has_tried: such steps have been computed, over another cache
+        """
+
+    def use_pause(self) -> bool:
+        """Prepare one more while there are no requests; return True if others are left."""
+        return False
 
     def after_eager(self, work: Work, end: End) -> None:
         """Prepare replays while the device computes `work`, a step that was not replayed. end: as in find"""

@@ -1,5 +1,6 @@
 """The shapes that captured steps are padded to, used by `CUDAGraphs`."""
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from octavo.runtime.lora.sites import Reach
@@ -7,6 +8,7 @@ from octavo.runtime.lora.sites import Reach
 FEWEST_TOKENS = 64
 """Of chunks; more than there are chunks: as many tokens as rows would be a decoding step."""
 CHUNKS = (8, 32)
+AT_ONCE, _MOST_USUAL = 5, 256
 
 
 class Shape(NamedTuple):
@@ -51,6 +53,19 @@ def first_sizes(sizes: list[int]) -> list[int]:
     Kernels change where a size passes 2^k or 3 * 2^k requests.
     """
     return sorted({size for size in sizes if size // (size & -size) in (1, 3)} | {sizes[-1]}, reverse=True)
+
+
+def trial_shapes(sizes: list[int]) -> list[Shape]:
+    """List steps of prompts, alone and beside decoding, and of decoding in sizes with own kernels."""
+    beside = (0, singles_of(sizes[-1])[-1])
+    prompts = [Shape(singles, CHUNKS[0], FEWEST_TOKENS) for singles in beside]
+    return [*prompts, *map(Shape, first_sizes(sizes))]
+
+
+def usual_sizes(sizes: list[int]) -> list[int]:
+    """Return the sizes that requests will need, the largest and the smallest first: so many `AT_ONCE`."""
+    usual = sizes[: bisect_left(sizes, _MOST_USUAL) + 1]
+    return list(dict.fromkeys((sizes[-1], *usual[: AT_ONCE - 1], *first_sizes(sizes), *usual)))
 
 
 def singles_of(most: int) -> list[int]:

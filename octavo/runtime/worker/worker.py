@@ -17,7 +17,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.expert_load import expert_load
 from octavo.config.snapshot import check_machine
 from octavo.messages.adapters import AdapterRef
-from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
+from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.group import ONE
@@ -113,13 +113,14 @@ class Worker:
         self._load_weights()
         if self._lockstep is not None:
             self._lockstep.measure()
-        self._groups = groups = cache_groups(self.model, self._drafter, self._config.cache.block_size)
-        self._platform.compile_ahead(lambda: self._try_out(groups))
-        workspace = sum(measure(self.model, self._config, self._platform))
+        groups = self._groups = cache_groups(self.model, self._drafter, self._config.cache.block_size)
+        self._has_tried = self._platform.compile_ahead(self._try_out, is_alone=self._parallel.is_alone)
+        if not self._has_tried:
+            self._workspace = measure(self.model, self._config, self._platform)
         own_bytes = self._platform.available_memory_bytes(self._config.cache.gpu_memory_utilization)
-        available = self._parallel.world.least(own_bytes - workspace, self._platform.device)
+        available = self._parallel.world.least(own_bytes - sum(self._workspace), self._platform.device)
         weights = self.model.weight_bytes + (self._drafter.weight_bytes if self._drafter else 0)
-        return ModelReady(groups, available, weights, workspace, self.model.host_weight_bytes)
+        return ModelReady(groups, available, weights, sum(self._workspace), self.model.host_weight_bytes)
 
     def _load_weights(self) -> None:
         self._model: Model | None
@@ -131,11 +132,11 @@ class Worker:
         measure_kv_scales(model, config, self._platform)
         return model, load_drafter(config, model, self._platform, self._parallel)
 
-    def _try_out(self, groups: list[KVCacheGroup]) -> None:
+    def _try_out(self) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
-        measure(self.model, self._config, self._platform)
+        self._workspace = measure(self.model, self._config, self._platform)
         if self.model.is_recordable and not self._config.pooling:
-            plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
+            plan = CachePlan(groups=self._groups, num_blocks=1, block_size=self._config.cache.block_size)
             runner = self._make_runner(plan)
             self._make_graphs(runner, self.model, runner.cache, runner.state, lambda work: work).try_out()
 
@@ -146,7 +147,8 @@ class Worker:
         self._cache, store, rank = self._runner.cache, plan.store, self._parallel.world.rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
         self._equip()
-        self._runner.warm_up()
+        self._runner.warm_up(has_tried=self._has_tried)
+        self._commands["use_pause"] = self._runner.use_pause
 
     def _make_runner(self, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
@@ -239,7 +241,7 @@ class Worker:
             if samples and (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, state, capture)
             record, is_plain = platform.kernels.steps.record_calls, model.adapters is None
-            if record is not None and self._parallel.world.size == self._parallel.ep.size == 1:
+            if record is not None and self._parallel.is_alone:
                 if samples:
                     variant = one_variant if is_plain else model.adapters.sites.slots.recording
                     return RecordedCalls(model, cache, state, record, variant)
@@ -250,12 +252,11 @@ class Worker:
     def _make_graphs(
         self, runner: ModelRunner, model: Model, cache: KVTensors, state: RequestState, capture: Capture
     ) -> CUDAGraphs:
-        head = runner.head
         return CUDAGraphs(
             model,
             cache,
             state,
-            head.sampler if isinstance(head, TokenHead) else None,
+            runner.head.sampler if isinstance(runner.head, TokenHead) else None,
             self._platform.kernels.steps,
             capture,
             batch_invariant=self._platform.is_batch_invariant,

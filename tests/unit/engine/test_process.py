@@ -25,7 +25,7 @@ from octavo.messages.control import (
 from octavo.messages.request import EngineOutputs, FinishReason
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import fake_request
-from tests.process_fakes import is_alive, process_config, wait_until
+from tests.process_fakes import ObedientExecutor, is_alive, process_config, wait_until
 
 
 class Front:
@@ -99,6 +99,26 @@ if {is_told}:
         assert core.cmdline()[-1] == "octavo.engine.process"
         parent.communicate("end\n", 60)
     assert parent.returncode == 0 and wait_until(lambda: not is_alive(core.pid), 90)
+
+
+def test_a_pause_is_used_until_nothing_is_left_or_a_request_comes(front, monkeypatch):
+    left, uses = [True] * 3, []
+    has_come = threading.Event()
+
+    def use(executor):
+        uses.append(has_come.is_set())
+        return bool(left and left.pop())
+
+    monkeypatch.setattr(ObedientExecutor, "use_pause", use)
+    front.start(step_s=0.01)
+    assert isinstance(front.receiver.receive(5), Ready)
+    assert wait_until(lambda: len(uses) >= 4, 5)
+    has_come.set()
+    front.sender.send(fake_request("a", [1], 5))
+    while not (outputs := front.receiver.receive(5).outputs) or not outputs[-1].finish_reason:
+        pass
+    front.sender.send(Shutdown())
+    assert front.end() == 0 and not left
 
 
 def test_the_first_message_must_be_start(front):

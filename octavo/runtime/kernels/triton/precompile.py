@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 from triton import AsyncCompileMode
 from triton.runtime import driver
-from triton.runtime.cache import triton_key
+from triton.runtime.cache import get_cache_manager, triton_key
 
 from octavo.base.cores import usable_cores
 from octavo.base.log import get_logger
@@ -38,27 +40,32 @@ def make_ready() -> None:
         triton_key()
 
 
-def compile_ahead(work: Callable[[], None], device: torch.device) -> None:
+def compile_ahead(work: Callable[[], None], device: torch.device, *, is_alone: bool = True) -> bool:
     """Compile for `device` and load what `work` launches. Raises what `work` raises.
 
-    The work is done, but for these launches: what they should have written is not written, so it must not
-    matter. A kernel that cannot be compiled here is compiled where it is launched, and fails there.
+    Returns True if all of it was in Triton's folder: then the work has been done. Else it has been, but for
+    these launches: what they should have written is not written, so it must not matter. Of ranks, which wait
+    for each other's kernels, none launches what others may not. A kernel that cannot be compiled here is
+    compiled where it is launched, and fails there.
     """
     make_ready()
-    began = time.perf_counter()
-    with _Notes() as notes:
+    with _Notes(launches_kept=is_alone) as notes:
         work()
-    noted = time.perf_counter()
+    if is_alone and not notes.kernels:
+        return True
     num_threads = max(1, min(usable_cores(), len(notes.kernels)))
+    began = time.perf_counter()
     with ThreadPoolExecutor(num_threads, "compile", torch.cuda.set_device, (device,)) as threads:
         list(threads.map(_try, notes.kernels))
-    logger.debug(
-        "%d kernels were noted in %.2f s, and compiled or found by %d threads in %.2f s.",
-        len(notes.kernels),
-        noted - began,
-        num_threads,
-        time.perf_counter() - noted,
-    )
+    took_s = time.perf_counter() - began
+    logger.debug("%d threads compiled or found %d kernels in %.2f s", num_threads, len(notes.kernels), took_s)
+    return False
+
+
+def _is_kept(key: str) -> bool:
+    """Return True if Triton's folder has the kernel of a key."""
+    folder = Path(get_cache_manager(sha256(key.encode()).hexdigest()).cache_dir)
+    return any(folder.glob("__grp__*"))
 
 
 class _Noted:
@@ -103,15 +110,23 @@ def _try(kernel: _Noted) -> None:
 
 
 class _Notes(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
-    """While it is entered, this thread launches no kernel that is not compiled yet."""
+    """While it is entered, this thread launches no kernel that is not there yet.
 
-    def __init__(self) -> None:
+    launches_kept: those of Triton's folder are, up to the first that is not
+    """
+
+    def __init__(self, *, launches_kept: bool) -> None:
         super().__init__(None)
         self.kernels: list[_Noted] = []
+        self._launches_kept = launches_kept
         self._locks: Locks = {}
 
-    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> _Noted:
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
         """Take a kernel that Triton asks for; it puts what `finalize_fn` gets into its table."""
+        if self._launches_kept and not self.kernels and _is_kept(key):
+            found = compile_fn()
+            finalize_fn(found)
+            return found
         kernel = _Noted(compile_fn, finalize_fn, self._locks)
         self.kernels.append(kernel)
         finalize_fn(kernel)
