@@ -47,6 +47,24 @@ def resized(image: Image.Image, height: int, width: int, resample: int) -> Image
     return image
 
 
+def taps(length: int, wanted: int) -> np.ndarray:
+    """Return how Pillow makes `wanted` pixels of a line of them, bicubic: [wanted, 1 + K] int32.
+
+    The first pixel that each sees, and the weights of K, in 1 / 2^22; beyond the line they are 0.
+    """
+    scale = length / wanted
+    stretch = max(scale, 1.0)
+    centers = (np.arange(wanted) + 0.5) * scale
+    first = np.maximum((centers - 2 * stretch + 0.5).astype(int), 0)
+    last = np.minimum((centers + 2 * stretch + 0.5).astype(int), length)
+    places = first[:, None] + np.arange((last - first).max())
+    x = np.abs((places - centers[:, None] + 0.5) * (1 / stretch))
+    near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    weights = np.where(x < 1, near, np.where(x < 2, far, 0.0)) * (places < last[:, None])
+    weights = weights / weights.cumsum(axis=1)[:, -1:] * (1 << 22)
+    return np.column_stack([first, np.trunc(weights + np.copysign(0.5, weights))]).astype(np.int32)
+
+
 def size_of_shortest_edge(image: Image.Image, shortest: int) -> tuple[int, int]:
     """Return (height, width) with the smaller one of a length, and the same proportions."""
     short, long = sorted(image.size)

@@ -57,6 +57,8 @@ class MediaReader:
             for each, given in zip(kinds, stored, strict=True)
         ]
         self.processor: Any = made[0]
+        if config.parallel.device != "cpu":
+            self.processor.settings = {**self.processor.settings, "resamples_later": True}
         self.processor.hearing = self.hearing = made[-1]
         if unknown := sorted(set(own) - kind.options()):
             raise ConfigError(f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(kind)}.")

@@ -81,6 +81,10 @@ class MediaEncoder(nn.Module, ABC):
         """See `encode`. plan: of items of the same sizes"""
         raise NotImplementedError
 
+    def pixels(self, item: Features) -> Features:
+        """Return the item with the `pixel_values` that the front-end left to the device."""
+        return item
+
     def sample(self, numbers: int, device: torch.device) -> Features | None:
         """Return a black image of about so many numbers, to measure with; None if none is captured."""
         return None

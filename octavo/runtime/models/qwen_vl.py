@@ -24,7 +24,7 @@ from octavo.runtime.models.arch import Config, LayerArch, size_of
 from octavo.runtime.models.experts import stacked_by_inputs
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower
-from octavo.runtime.models.vision import Projector, flat, full_batches, tower_body
+from octavo.runtime.models.vision import Projector, flat, full_batches, resampled, tower_body
 from octavo.runtime.models.weights import Target, qkv, to
 from octavo.runtime.transfer import Array
 
@@ -115,7 +115,7 @@ class Qwen2VLEncoder(MediaEncoder):
         return self.run(items, self.plan(items))
 
     def plan(self, items: Sequence[Features]) -> Plan:
-        return self.lay_out([_grid(item) for item in items], items[0]["pixel_values"].device)
+        return self.lay_out([_grid(item) for item in items], items[0]["levels"].device)
 
     def run(self, items: Sequence[Features], plan: Plan) -> list[Tensor]:
         pair, area = size_of(self.vision, "temporal_patch_size"), size_of(self.vision, "patch_size") ** 2
@@ -125,6 +125,19 @@ class Qwen2VLEncoder(MediaEncoder):
         for batch in plan[0]:
             batch.step_tables = None
         return list(torch.split(embeds, [prod(_grid(item)) // self._merge**2 for item in items]))
+
+    def pixels(self, item: Features) -> Features:
+        """See MediaEncoder: resampled, then cut into patches, square by square."""
+        if "picture" not in item:
+            return item
+        columns_first = resampled(item["picture"], item["columns"], 1)
+        picture, (_, rows, columns) = resampled(columns_first, item["rows"], 0), _grid(item)
+        merge, side = self._merge, size_of(self.vision, "patch_size")
+        cut = picture.view(rows // merge, merge, side, columns // merge, merge, side, 3)
+        return {
+            **item,
+            "pixel_values": cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, side * side),
+        }
 
     def sample(self, numbers: int, device: torch.device) -> Features:
         area = 3 * size_of(self.vision, "patch_size") ** 2

@@ -210,6 +210,19 @@ def cut_patches(pixels: Tensor, size: int) -> Tensor:
     return cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
+def resampled(pixels: Tensor, lines: Tensor, axis: int) -> Tensor:
+    """Return pixels of uint8 resampled along an axis, to the bit as Pillow does it, by sums of integers.
+
+    lines: [pixels along the axis, 1 + K] int32, the first that each sees and the weights of K, in 1 / 2^22
+    """
+    shape, last = [-1 if i == axis else 1 for i in range(pixels.ndim)], pixels.shape[axis] - 1
+    first, total = lines[:, 0], torch.full((), 1 << 21, dtype=torch.int32, device=pixels.device)
+    for number in range(lines.shape[1] - 1):
+        seen = pixels.index_select(axis, (first + number).clamp(max=last))
+        total = total + seen.int() * lines[:, 1 + number].view(shape)
+    return (total >> 22).clamp(0, 255).byte()
+
+
 class Projector(nn.Module):
     """Computes two linear layers with an activation between them."""
 

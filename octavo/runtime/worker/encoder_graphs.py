@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.lru import LRU
-from octavo.runtime.models.media import SIZES, MediaEncoder
+from octavo.runtime.models.media import SIZES, Features, MediaEncoder
 from octavo.runtime.platforms.platform import Capture
 
 Inputs = dict[str, Tensor]
@@ -73,7 +73,7 @@ class EncoderGraphs:
 def encode_sample(encoder: MediaEncoder, device: torch.device) -> None:
     """Encode what is as large as the largest batch that may be captured: its memory is measured."""
     if (sample := encoder.sample(_MOST_NUMBERS, device)) is not None:
-        encoder.encode([_normalised(dict(sample), encoder)])
+        encoder.encode([_normalised(sample, encoder)])
 
 
 def _size(name: str, given: Tensor) -> tuple[Any, ...]:
@@ -81,8 +81,9 @@ def _size(name: str, given: Tensor) -> tuple[Any, ...]:
     return name, given.dtype, tuple(given.shape), tuple(given.tolist()) if name in SIZES else ()
 
 
-def _normalised(inputs: Inputs, encoder: MediaEncoder) -> Inputs:
+def _normalised(inputs: Features, encoder: MediaEncoder) -> Inputs:
     """Look up what pixels of uint8 become, in a table of each channel, their second axis."""
+    inputs = dict(encoder.pixels(inputs))
     if (levels := inputs.get("levels")) is None:
         return inputs
     pixels = inputs["pixel_values"]

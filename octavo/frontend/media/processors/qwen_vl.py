@@ -52,7 +52,12 @@ class Qwen2VLProcessor(ImageProcessor):
     def prepare(image: Image.Image, settings: Settings) -> Arrays:
         settings = with_limits(settings)
         side = settings["patch_size"] * settings["merge_size"]
-        return patches_of([image], settings, smart_size(image.height, image.width, side, settings["size"]))
+        height, width = smart_size(image.height, image.width, side, settings["size"])
+        if not _may_wait(image, settings, height, width):
+            return patches_of([image], settings, (height, width))
+        lines = {"rows": pixels.taps(image.height, height), "columns": pixels.taps(image.width, width)}
+        grid = np.array([1, height // settings["patch_size"], width // settings["patch_size"]])
+        return {"picture": np.asarray(image), **lines, "levels": pixels.levels(settings), "grid_thw": grid}
 
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         return self.tokens_of_embeds(int(arrays["grid_thw"].prod()) // self.settings["merge_size"] ** 2)
@@ -155,6 +160,13 @@ def with_limits(settings: Settings) -> dict[str, Any]:
     """Return settings whose `size` takes over `min_pixels` and `max_pixels`, as transformers reads them."""
     size = {name: settings.get(limit) or settings["size"][name] for name, limit in _LIMITS.items()}
     return {name: value for name, value in settings.items() if name not in _LIMITS.values()} | {"size": size}
+
+
+def _may_wait(image: Image.Image, settings: Settings, height: int, width: int) -> bool:
+    """Whether the GPU may resample: in Pillow's order, rows last, and not much more than it then keeps."""
+    is_bicubic = settings.get("do_resize", True) and settings["resample"] == Image.Resampling.BICUBIC
+    is_known = is_bicubic and height >= image.height and image.mode == "RGB"
+    return bool(settings.get("resamples_later") and is_known and image.width <= 2 * width)
 
 
 def patches_of(frames: list[Image.Image], settings: Settings, size: tuple[int, ...]) -> Arrays:
