@@ -4,12 +4,14 @@
 
 The default model on the CPU, two engines in one process. Edits: a file of this repository and the beginning
 of its changed copy. Turns: an agent's requests that came before. JSON: a schema without white space. Chat:
-stories at a temperature, where hardly anything repeats. Prints one JSON line per workload and batch: tokens
-per second of the fastest round, their quotient, drafts and what of them came true. Texts must be equal.
+stories at a temperature, where hardly anything repeats. Prints one JSON line per workload and batch: medians
+of the rounds' tokens per second and of their quotients, drafts and what of them came true; who is first takes
+turns. Texts must be equal.
 """
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -111,19 +113,20 @@ def main():
             with LLM(args.model, spec_method=method, **options) as guessing:
                 for llm in (plain, guessing):  # sizes are recorded, and turns have come before
                     run(llm, batch, prompts, params)
-                before, best = drafts(guessing), [0.0, 0.0]
-                for _ in range(args.rounds):
-                    found = [run(llm, batch, prompts, params) for llm in (plain, guessing)]
-                    assert found[0][1] == found[1][1], "guessing changed a text"
-                    best = [max(rate, new) for rate, (new, _) in zip(best, found, strict=True)]
+                before, rates = drafts(guessing), []
+                for number in range(args.rounds):
+                    turn = (plain, guessing)[:: -1 if number % 2 else 1]
+                    found = {llm: run(llm, batch, prompts, params) for llm in turn}
+                    assert found[plain][1] == found[guessing][1], "guessing changed a text"
+                    rates.append((found[plain][0], found[guessing][0]))
                 counts = [now - then for now, then in zip(drafts(guessing), before, strict=True)]
             row = {
                 "workload": name,
                 "method": method,
                 "batch": batch,
-                "plain_tokens_per_s": round(best[0], 1),
-                "tokens_per_s": round(best[1], 1),
-                "quotient": round(best[1] / best[0], 3),
+                "plain_tokens_per_s": round(statistics.median(rate for rate, _ in rates), 1),
+                "tokens_per_s": round(statistics.median(rate for _, rate in rates), 1),
+                "quotient": round(statistics.median(rate / usual for usual, rate in rates), 3),
                 **dict(zip(("drafts", "draft_tokens", "accepted_tokens"), counts, strict=True)),
             }
             print(json.dumps(row), flush=True)

@@ -58,21 +58,26 @@ def test_ranks_divide_a_cache(tmp_path, make_llm, kind):
     assert tokens(divided, work, wanted) == one
 
 
-@pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])
+@pytest.fixture(scope="module", params=[TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])
+def plain(request, folders):  # noqa: F811
+    """Options of engines over two GPUs, and what they say without drafts."""
+    options = speculation.COMMON | {"num_gpu_blocks_override": 400} | request.param
+    with LLM(folders[0], **options) as llm:
+        return options, speculation.texts(llm)
+
+
 @pytest.mark.parametrize("method", ["ngram", "suffix", "ngram_gpu", "draft_model", "eagle3"])
-def test_drafts_change_nothing(folders, sizes, method):  # noqa: F811
+def test_drafts_change_nothing(folders, plain, method):  # noqa: F811
     """In captured steps; half of the tokens are drawn, of candidates of all ranks."""
-    common = speculation.COMMON | {"num_gpu_blocks_override": 400}
-    with LLM(folders[0], **common, **sizes) as llm:
-        plain = speculation.texts(llm)
+    options, expected = plain
     config = {"speculative_config": speculation.guessing(method, *folders)}
-    with LLM(folders[0], **common, **sizes, **config, distributed_executor_backend=REPLAYING) as llm:
+    with LLM(folders[0], **options, **config, distributed_executor_backend=REPLAYING) as llm:
         speculation.texts(llm)
         found = speculation.texts(llm)  # suffixes are known now
         values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
         replays = [report["replays"] for report in llm.collective_rpc("describe")]
-    equal = sum(a == b for a, b in zip(found, plain, strict=True))
-    assert equal >= 9, f"{equal} of {len(plain)} texts are the same"
+    equal = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert equal >= 9, f"{equal} of {len(expected)} texts are the same"
     assert min(replays) > 20
     assert "ngram" in method or values["vllm:spec_decode_num_draft_tokens"] > 100
     if method in ("suffix", "draft_model"):

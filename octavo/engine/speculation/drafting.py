@@ -28,6 +28,8 @@ _ASSUMED = 0.7
 """Chance of a token that somebody else expects, given those before it, before anything was seen."""
 _MOST_KEPT = 512
 """Tokens of ended requests that are taken as examples between two steps, so that none is late for them."""
+_MANY, _PATIENCE, _REST = 8, 8, 4
+"""Where so many run and so often in a row no guess was worth it, one step in so many looks for some."""
 _MOST_TENANTS = 64
 """Whose outputs are kept, however few they are."""
 
@@ -84,7 +86,7 @@ class Drafting:
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
         self._ended: deque[tuple[tuple[str, str], list[int], int]] = deque(maxlen=1024)
         """Tenants and examples that are still to be taken, from a place on; the oldest go first."""
-        self._num_drafts = self._num_draft_tokens = self._num_running = 0
+        self._num_drafts = self._num_draft_tokens = self._num_running = self._num_vain = 0
         self._num_accepted = np.zeros(wanted.most, np.int64)
         """By place in the draft."""
 
@@ -94,15 +96,17 @@ class Drafting:
 
     def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """Return tokens that are worth computing behind the last one, for those requests that get some."""
-        self._num_running = len(running)
+        self._num_running, self._num_vain = len(running), self._num_vain + 1
+        if len(running) >= _MANY and self._num_vain > _PATIENCE and self._num_vain % _REST:
+            return {}
         ready = [request for request in running if self._is_ready(request)]
         candidates = [found for request in ready if (found := self._candidate(request)) is not None]
         if self._runs_ahead:
             pending = [request for request in running if request.num_in_flight and request.matcher is None]
             candidates += self._candidates_behind(pending)
-        return {
-            each.request: each.guess.ahead(count) for each, count in self._choose(candidates, len(running))
-        }
+        if chosen := self._choose(candidates, len(running)):
+            self._num_vain = 0
+        return {each.request: each.guess.ahead(count) for each, count in chosen}
 
     def awaits_results(self, running: Sequence[Request]) -> bool:
         """Return True if the next step should be planned with the tokens of the steps in flight.

@@ -10,7 +10,7 @@ from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.speculative import Speculation, method_of, speculation
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.corpus import MOST_TOKENS, Corpus
-from octavo.engine.speculation.drafting import Candidate, Drafting
+from octavo.engine.speculation.drafting import Candidate, Drafting, Known
 from octavo.engine.speculation.guess import Chances, Guess
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.token_run import TokenRun
@@ -182,6 +182,20 @@ def test_many_do_not_pay_for_what_one_gains():
     for chances, is_worth in (([[0.95**i for i in range(1, 9)]], False), ([[0.75]] * 8, True)):
         worth = [Candidate(None, None, np.array(each)).worth for each in chances]
         assert (drafting._least_worth(worth, 16, costs) < np.inf) == is_worth
+
+
+@pytest.mark.parametrize(("num_running", "num_looked"), [(7, 40), (8, 16)])
+def test_where_many_gain_nothing_guesses_are_sought_now_and_then(monkeypatch, num_running, num_looked):
+    drafting, looked = Drafting(speculation({"method": "ngram"}), 64), []
+    monkeypatch.setattr(Drafting, "_is_ready", lambda drafting, request: looked.append(request))
+    for _ in range(40):
+        assert drafting.propose(range(num_running)) == {}
+    assert len(looked) == num_looked * num_running
+    monkeypatch.setattr(Drafting, "_choose", lambda *args: [(Candidate("request", Known([5, 6]), None), 1)])
+    assert [drafting.propose(range(8)) for _ in range(4)][-1] == {"request": [5]}
+    looked.clear()
+    drafting.propose(range(8))
+    assert looked, "one that gained something is looked at in each step again"
 
 
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
