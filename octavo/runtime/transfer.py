@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 Array = np.ndarray  # of int64 unless said otherwise
+_MANY = 32768
+"""So many numbers torch would copy with all its threads, which wait for cores that other processes use."""
 
 
 def to_device(array: Array, device: torch.device) -> torch.Tensor:
@@ -27,4 +29,10 @@ def staged(array: Array, device: torch.device) -> torch.Tensor:
     torch takes such memory back only when the copy is done, and hands it out again without asking the driver.
     """
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory()
+    if device.type == "cpu":
+        return tensor
+    if array.size < _MANY:
+        return tensor.pin_memory()
+    pinned = torch.empty_like(tensor, pin_memory=True)
+    pinned.numpy()[...] = array
+    return pinned
