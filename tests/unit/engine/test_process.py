@@ -94,9 +94,11 @@ if {is_told}:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         if is_told:
             assert parent.stdout.readline() == "Ready\n"
-        assert wait_until(lambda: psutil.Process(parent.pid).children(), 20)
-        [core] = psutil.Process(parent.pid).children()
-        assert core.cmdline()[-1] == "octavo.engine.process"
+        found = psutil.Process(parent.pid)
+        assert wait_until(
+            lambda: [c.cmdline()[-1:] for c in found.children()] == [["octavo.engine.process"]], 60
+        )
+        [core] = found.children()
         parent.communicate("end\n", 60)
     assert parent.returncode == 0 and wait_until(lambda: not is_alive(core.pid), 90)
 
