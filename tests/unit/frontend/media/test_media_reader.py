@@ -10,6 +10,7 @@ from PIL import Image
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, RequestError
+from octavo.frontend.media.inputs import MediaInputs
 from tests.tiny_media import IMAGE, TINY_MEDIA, make_images, make_oracle, save
 
 LLAVA = "LlavaForConditionalGeneration"
@@ -115,6 +116,21 @@ def test_images_of_many_prompts_are_prepared_side_by_side(llm, monkeypatch):
     named = {"multi_modal_uuids": {"image": ["a new name"]}}
     first, again, _ = run(llm, prompt(one, **named), prompt(None, **named), prompt(other))
     assert first.outputs[0].token_ids == again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
+def test_every_byte_of_a_large_image_counts(llm):
+    """Contents are hashed in pieces; a pixel in any of these tells images apart."""
+    images, black = [], np.zeros((900, 700, 3), np.uint8)
+    for row, column in ((None, None), (0, 0), (450, 0), (899, 699)):
+        images.append(black.copy())
+        if row is not None:
+            images[-1][row, column] = 1
+    keys = [one.key for one in reader_of(llm).read(MediaInputs({"image": images[:2]}), "")]
+    keys += [one.key for one in reader_of(llm).read(MediaInputs({"image": images[2:]}), "")]
+    assert len(set(keys)) == 4
+    [again] = reader_of(llm).read(MediaInputs({"image": [Image.fromarray(images[2]).copy()]}), "")
+    [same] = reader_of(llm).read(MediaInputs({"image": [Image.fromarray(images[2])]}), "")
+    assert again.key == same.key
 
 
 def test_images_of_equal_size_share_no_blocks(llm):
