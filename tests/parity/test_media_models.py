@@ -216,6 +216,25 @@ def test_broken_text_positions_and_masks_are_noticed(monkeypatch, architecture, 
 
 
 @pytest.mark.parametrize(
+    "architecture", ["LlavaForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"]
+)
+def test_quantized_text_models(architecture):
+    """Weights of the text model are rounded, those of the encoder are not."""
+    requests, seen = make_requests(architecture, (1, 2)), []
+    for options in ({"quantization": "int8"}, {}):
+        with make_llm(architecture, **options) as llm:
+            outputs = llm.generate(requests, PARAMS, use_tqdm=False)
+            cache = llm.llm_engine.core.client._core._executor._worker._media.cache
+            seen.append(torch.cat([output for output, _ in cache._entries.values()]))
+        assert (
+            TOLERANCE * bool(options)
+            < max(differences(architecture, requests, outputs))
+            <= (5e-2 if options else TOLERANCE)
+        )
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize(
     "options",
     [{"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {"enforce_eager": True}],
     ids=["ngram", "eager"],
