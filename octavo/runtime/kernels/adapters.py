@@ -116,6 +116,13 @@ other tokens).
 """
 
 
+MultiplyChanged = Callable[[Tensor, Tensor, Tensor | None, Tensor, LowRankTable], Tensor | None]
+"""Takes x [T, K], a weight [N, K], its bias [N], what Group made and a table.
+
+Returns the product as AddLowRank changes it, [T, N]; None where a kernel for both is no faster.
+"""
+
+
 def shares_of_inputs(inputs: int) -> int:
     """Return into how many sums a GPU's kernels divide an inner value: by K alone, not by the tokens."""
     return max(1, min(16, inputs // 512))
@@ -126,4 +133,5 @@ class AdapterKernels:
     """The kernels of adapters."""
 
     add_low_rank: AddLowRank
+    multiply: MultiplyChanged = lambda *given: None
     group: Group = lambda slots, num_slots: slots

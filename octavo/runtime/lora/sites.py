@@ -22,6 +22,7 @@ from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.quantization.blocks import blocks_of_one
 from octavo.runtime.quantization.method import LinearMethod, Term
 from octavo.runtime.quantization.parameter import Layout, Parameter
+from octavo.runtime.quantization.unquantized import DenseLinear
 from octavo.runtime.transfer import Array, to_device
 
 HEAD, EMBEDDING = "lm_head", "embed_tokens"
@@ -289,8 +290,13 @@ class AdaptedLinear(LinearMethod):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self._is_changed:
             return self._inner.apply(x, bias)
-        self._slots.grouped(len(x))  # the kernel right before a change is the product
-        return self._sites.change(self._site, x, self._inner.apply(x, bias), bias)
+        groups = self._slots.grouped(len(x))  # the kernel right before a change is the product
+        site, multiply = self._site, self._sites.kernels.adapters.multiply
+        if isinstance(self._inner, DenseLinear) and (self._slots.is_recording or not site.wholes):
+            product = multiply(x, self._inner.matrix(), bias, groups, site.table)
+            if product is not None:
+                return product
+        return self._sites.change(site, x, self._inner.apply(x, bias), bias)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         return None if self._is_changed else self._inner.apply_gated(x, bias, gate)

@@ -30,10 +30,12 @@ from octavo.runtime.kernels.triton.launch import (
     stages,
     wait,
 )
+from octavo.runtime.kernels.triton.matmul import NARROW, multiply_row
 
 _TILE = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for, or twice as many
 _FEW_TOKENS = 256
+_TILE_ROW = 128  # outputs of a single row
 _PROGRAMS = 4 * 132
 _REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -196,6 +198,66 @@ def _expand(
                     addend = ends.to(tl.pointer_type(tl.float32)) + n
                     total += tl.load(addend, mask=inside, other=0.0)[None, :]
                 tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+@triton.jit
+def _shrinking_gemv_kernel(
+    x, weight, bias, out, N, groups, entries, inner,
+    K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr,
+    ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, PDL: tl.constexpr,
+):
+    """Multiply a single row as matmul's kernel does; to the first programs `down` is the matrix."""
+    SHRINKS: tl.constexpr = (PARTS * RANKS + TILE_N - 1) // TILE_N
+    program = tl.program_id(0)
+    wait(PDL)
+    if program < SHRINKS:
+        entry = entries + tl.maximum(tl.load(groups), 0) * ENTRY
+        down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
+        ranks = (tl.load(entry + 2) * tl.load(entry + 3)).to(tl.int32)
+        multiply_row(x, down, inner, inner, ranks, program, K, TILE_N, TILE_K, False, False, PDL)
+    else:
+        multiply_row(x, weight, bias, out, N, program - SHRINKS, K, TILE_N, TILE_K, BIASED, False, PDL)
+
+
+@triton.jit
+def _expand_row_kernel(
+    out, groups, entries, bounds, bias, inner,
+    N: tl.constexpr, TILE_N: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
+    ENTRY: tl.constexpr, PARTS: tl.constexpr, W: tl.constexpr, PDL: tl.constexpr,
+):
+    """Add to a single row what was shrunk right before; all else is read beside the product."""
+    program, part, first, high, before = tl.program_id(0), 0, 0, 0, 0
+    for index in tl.static_range(PARTS):  # tiles are counted part by part
+        low, end = tl.load(bounds + index), tl.load(bounds + index + 1)
+        is_here = program >= before
+        part, high = tl.where(is_here, index, part), tl.where(is_here, end, high)
+        first = tl.where(is_here, low + (program - before) * TILE_N, first)
+        before += (end - low + TILE_N - 1) // TILE_N
+    n, r = first + tl.arange(0, TILE_N), tl.arange(0, STEP)
+    entry = entries + tl.maximum(tl.load(groups), 0) * ENTRY
+    rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
+    rows = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(W)), 16) + n[None, :]
+    factors, ends = tl.load(entry + 4), tl.load(entry + 5)
+    inside = n < tl.where(rank > 0, high, 0)
+    inner += tl.where(parts > 1, part, 0) * rank
+    mask = (r < rank)[:, None] & inside[None, :]
+    weights = tl.load(rows + r.to(tl.int64)[:, None] * N, mask=mask, other=0.0)
+    wait(PDL)
+    release(PDL)
+    total = tl.load(out + n, mask=inside, other=0.0).to(tl.float32)
+    for start in range(0, rank, STEP):
+        value = tl.load(inner + start + r, mask=start + r < rank, other=0.0)
+        total += tl.sum(value[:, None] * weights.to(tl.float32), 0)
+        further = start + STEP + r
+        mask = (further < rank)[:, None] & inside[None, :]
+        weights = tl.load(rows + further.to(tl.int64)[:, None] * N, mask=mask, other=0.0)
+    if factors != 0:
+        base = tl.zeros([TILE_N], tl.float32)
+        if BIASED:
+            base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(factors.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=1.0)
+        total = (total - base) * factor + base
+    if ends != 0:
+        total += tl.load(ends.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=0.0)
+    tl.store(out + n, total.to(out.dtype.element_ty), mask=inside)
 # fmt: on
 
 
@@ -280,6 +342,26 @@ class LowRankChanges:
             num_stages=stages(3, tile_n * row, 5 * tile_n * _TILE),
             **how,
         )
+
+    def multiply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, table: LowRankTable
+    ) -> Tensor | None:
+        """See adapters.MultiplyChanged: of a single row, which the product's first programs shrink."""
+        (tokens, inputs), outputs, parts = x.shape, table.num_outputs, len(table.kept_bounds) - 1
+        if tokens != 1 or x.dtype not in NARROW:
+            return None
+        out, inner = x.new_empty((1, outputs)), self._kept(x.device, parts * table.most_rank)
+        held = out if bias is None else bias
+        kind = {"BIASED": bias is not None, "ENTRY": ENTRY, "PARTS": parts, "W": _TYPES[table.dtype]}
+        sizes = {"K": inputs, "TILE_N": 2, "TILE_K": min(1024, power_of_2(inputs)), "RANKS": table.most_rank}
+        programs = cdiv(parts * table.most_rank, 2) + cdiv(outputs, 2)
+        tensors = x, weight, held, out, outputs, groups, table.entries, inner
+        _shrinking_gemv_kernel[(programs,)](*tensors, num_warps=4, **sizes, **kind, **overlapped())
+        sizes = {"N": outputs, "TILE_N": _TILE_ROW, "STEP": _TILE}
+        tiles = sum(cdiv(end - begin, _TILE_ROW) for begin, end in pairwise(table.kept_bounds))
+        tensors = out, groups, table.entries, table.bounds, held, inner
+        _expand_row_kernel[(tiles,)](*tensors, num_warps=4, **sizes, **kind, **overlapped())
+        return out
 
     def _kept(self, device: torch.device, size: int) -> Tensor:
         """Return room for inner values at an address that captured steps may keep."""

@@ -43,7 +43,7 @@ _LARGE = 2**24  # weights
 _GATED_WIDTH = 2048
 _GATED_SIZE = 2**26  # weights from which a gate inside the product pays
 _PERSISTENT_ROWS = {*range(89, 129), *range(241, 257)}  # of gates: torch has better tiles for those between
-_NARROW = {torch.bfloat16, torch.float16}
+NARROW = {torch.bfloat16, torch.float16}
 
 
 # fmt: off
@@ -54,11 +54,21 @@ def _gemv_kernel(
     PDL: tl.constexpr,
 ):
     """Multiply TILE_N rows by a single row; GATED: rows 0 … N - 1 of the matrix gate the next N."""
-    n, column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N), tl.arange(0, TILE_K)
+    wait(PDL)
+    multiply_row(x, weight, bias, out, N, tl.program_id(0), K, TILE_N, TILE_K, BIASED, GATED, PDL)
+
+
+@triton.jit
+def multiply_row(
+    x, weight, bias, out, N, program,
+    K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Do what one program of `_gemv_kernel` does, and release the next kernel."""
+    n, column = program * TILE_N + tl.arange(0, TILE_N), tl.arange(0, TILE_K)
     weight += n.to(tl.int64)[:, None] * K
     total = tl.zeros([TILE_N, TILE_K], tl.float32)
     gate = total
-    wait(PDL)
     for start in tl.static_range(0, K, TILE_K):
         k = start + column
         inside = k < K
@@ -143,7 +153,7 @@ class Matmul:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See linear.Matmul."""
-        if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
+        if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in NARROW:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
             return _gemv(x, weight, bias)
@@ -154,13 +164,13 @@ class Matmul:
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See LinearKernels.gated_matmul. For other sizes one kernel was no faster than two."""
         num_rows, k = x.shape
-        if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
+        if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in NARROW:
             return _gemv(x, weight, bias, gated=True)
         is_few = 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32)
-        if is_few and x.dtype in _NARROW and has_matrix_units():
+        if is_few and x.dtype in NARROW and has_matrix_units():
             return self._gemm(x, weight, bias, gated=True)
         is_large = weight.numel() >= _GATED_SIZE and bias is None
-        if num_rows in _PERSISTENT_ROWS and is_large and x.dtype in _NARROW and has_gluon():
+        if num_rows in _PERSISTENT_ROWS and is_large and x.dtype in NARROW and has_gluon():
             from octavo.runtime.kernels.triton.persistent import can_share, persistent_gates
 
             if can_share(x, len(weight) // 2):
@@ -173,10 +183,10 @@ class Matmul:
         Parts that need not meet are done sooner: of few rows by a fifth, of more by 5 to 20 %.
         """
         (n, k), num_rows = weight.shape, x.shape[0]
-        if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW and has_matrix_units():
+        if 1 < num_rows <= _SOME_ROWS and x.dtype in NARROW and has_matrix_units():
             product = self._gemm(x, weight, None, joined=False)
             return PartialSums(product) if product.dim() > x.dim() else product
-        num_splits = _num_splits(num_rows, n, k) if x.dtype in _NARROW else 1
+        num_splits = _num_splits(num_rows, n, k) if x.dtype in NARROW else 1
         if num_splits == 1:
             return self(x, weight)
         rows, outputs = x.view(-1, num_splits, k // num_splits), weight.view(n, num_splits, k // num_splits)

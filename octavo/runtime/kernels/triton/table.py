@@ -41,7 +41,7 @@ from octavo.runtime.kernels.triton.truncation import truncate
 def cuda_table() -> KernelTable:
     """Return every op as a Triton kernel."""
     counters = Counters()
-    matmul = Matmul(counters)
+    matmul, changes = Matmul(counters), LowRankChanges()
     return KernelTable(
         name="triton",
         attention=AttentionKernels(
@@ -87,6 +87,6 @@ def cuda_table() -> KernelTable:
             score,
         ),
         steps=StepKernels(partial(begin_step, counters), mask_step, end_step, CHAIN_KERNELS),
-        adapters=AdapterKernels(LowRankChanges(), group),
+        adapters=AdapterKernels(changes, changes.multiply, group),
         peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )
