@@ -1,5 +1,7 @@
 """Changes by adapters in Triton against the reference: ragged sizes, ranks of any number, all types."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -12,7 +14,8 @@ from octavo.runtime.kernels.triton.table import cuda_table
 
 SIZES = [(48, (48, 16, 16)), (577, (1030,)), (2064, (7, 520, 1))]
 MOST_RANK = 40
-TRITON = cuda_table().adapters
+KERNELS = cuda_table()
+TRITON = KERNELS.adapters
 TYPES = [torch.float32, torch.float16, *[torch.bfloat16] * HAS_GPU]
 """The interpreter's dot takes no bfloat16."""
 
@@ -59,6 +62,25 @@ def test_kernels_are_the_reference(dtype, sizes, tokens):
     alone[slots != 4] = 0
     again = changed(x, out, alone, table, bias)
     assert torch.equal(again[slots == 4], found[slots == 4])
+
+
+@pytest.mark.parametrize("sizes", [(48, (48, 16, 16)), (577, (70,))], ids=str)
+def test_a_single_row_s_product(sizes):
+    """Every slot; one without changes gets the bits of the product alone. More rows are left to others."""
+    dtype = torch.bfloat16 if HAS_GPU else torch.float16
+    table, random = make_table(dtype, *sizes)
+    x, weight = random(1, sizes[0]).to(dtype), 0.1 * random(table.num_outputs, sizes[0]).to(dtype)
+    product = partial(KERNELS.linear.matmul, x, weight)
+    for slot in range(6):
+        bias = random(table.num_outputs).to(dtype) if slot in (1, 2, 5) else None
+        slots, plain = torch.tensor([slot], dtype=torch.int32, device=DEVICE), product(bias)
+        groups = TRITON.group(slots, len(table.entries))
+        found, wanted = TRITON.multiply(x, weight, bias, groups, table), plain.float()
+        add_low_rank(x, wanted, slots, table, bias)
+        torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=0.1)
+        assert torch.equal(found, plain) == (slot in (0, 5))
+    assert TRITON.multiply(x.expand(2, -1), weight, None, groups, table) is None
+    assert TRITON.multiply(x.float(), weight.float(), None, groups, table) is None
 
 
 def test_types_may_differ():

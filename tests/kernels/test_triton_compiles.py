@@ -77,6 +77,8 @@ if not sys.argv[2:]:
             for count, bias in ((300, None), (300, out[0]), (60, None)):
                 slots = torch.ones(count, dtype=torch.int32)
                 test_adapters.changed(x[:count], out[:count], slots, table, bias)
+            matrix, groups = random(table.num_outputs, sizes[0]).to(dtype), out.new_zeros(1, 17).int()
+            test_adapters.TRITON.multiply(x[:1], matrix, out[0], groups, table)
     from tests.kernels.test_changed_experts import ExpertForm, make_call
     for count, dtype in ((1, torch.bfloat16), (90, torch.bfloat16), (90, torch.float32)):
         x, *given, changes = make_call(cuda_table(), torch.ones(count).int(), "cpu")
@@ -101,6 +103,7 @@ def test_every_kernel_is_lowered():
     assert lowered["_prefill_kernel"] > 50
     assert lowered["_arranged_kernel"] > 5 and lowered["_few_rows_kernel"] > 5
     assert lowered["_plain_kernel"] == 2
+    assert {"_shrinking_gemv_kernel", "_expand_row_kernel"} <= lowered.keys()
     assert {"_group_kernel", "_change_kernel", "_divide_kernel", "_gates_kernel"} <= lowered.keys()
     assert len(lowered) >= 20
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from octavo.runtime.kernels.adapters import LowRank, LowRankTable
 from octavo.runtime.kernels.cpu.library import load_library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.ref.adapters import add_low_rank
+from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.lora.reader import AdapterReader
 from octavo.runtime.lora.sites import AdapterSlots
+from octavo.runtime.platforms import cpu
+from octavo.runtime.quantization import unquantized
 from tests import peft_adapters
 from tests.parity.test_lora import SCORED, check, engine, logits_of
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
@@ -123,6 +127,30 @@ def test_sampling_and_small_caches(base, adapters, llm):
     assert small.llm_engine.core.stats.num_preemptions > 0
     in_flight = engine(base[1], steps_in_flight=2, max_num_batched_tokens=16, max_num_seqs=16)
     assert tokens(in_flight, prompts, loras, params) == alone
+
+
+def test_single_rows_have_a_product_of_their_own(base, adapters, monkeypatch):
+    """A kernel that multiplies and changes is asked first, in decoding too; what it leaves others compute."""
+    asked, table = [], ref_table()
+
+    def multiply(x, weight, bias, groups, changes):
+        asked.append(len(x))
+        if len(x) > 1:
+            return None
+        out = table.linear.matmul(x, weight, bias)
+        table.adapters.add_low_rank(x, out, groups, changes, bias)
+        return out
+
+    table = replace(table, adapters=replace(table.adapters, multiply=multiply))
+    monkeypatch.setattr(cpu, "cpu_table", lambda threads, snapshot: table)
+    monkeypatch.setattr(unquantized, "WidenedLinear", unquantized.DenseLinear)  # as on a GPU
+    model, lora = adapters[0]
+    outputs = engine(base[1], enforce_eager=True).generate(
+        make_prompts(131, (9,)), SCORED, lora_request=lora, use_tqdm=False
+    )
+    check(model, outputs[0], logits_of(outputs, 131)[0])
+    per_step = asked.count(9)
+    assert per_step > 0 and asked == [9] * per_step + [1] * (3 * per_step)
 
 
 def test_sleep_keeps_adapters(adapters, llm):

@@ -35,7 +35,7 @@ from octavo.runtime.kernels.triton.matmul import NARROW, multiply_row
 _TILE = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for, or twice as many
 _FEW_TOKENS = 256
-_TILE_ROW = 128  # outputs of a single row
+_TILE_ROW = 64  # outputs of a single row
 _PROGRAMS = 4 * 132
 _REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -359,8 +359,8 @@ class LowRankChanges:
         _shrinking_gemv_kernel[(programs,)](*tensors, num_warps=4, **sizes, **kind, **overlapped())
         sizes = {"N": outputs, "TILE_N": _TILE_ROW, "STEP": _TILE}
         tiles = sum(cdiv(end - begin, _TILE_ROW) for begin, end in pairwise(table.kept_bounds))
-        tensors = out, groups, table.entries, table.bounds, held, inner
-        _expand_row_kernel[(tiles,)](*tensors, num_warps=4, **sizes, **kind, **overlapped())
+        rest = out, groups, table.entries, table.bounds, held, inner
+        _expand_row_kernel[(tiles,)](*rest, num_warps=4, **sizes, **kind, **overlapped())
         return out
 
     def _kept(self, device: torch.device, size: int) -> Tensor:
