@@ -9,6 +9,9 @@ changes, which was launched last: the product's inputs, the groups and the adapt
 only `out` is waited for. Programs start in the order of their numbers, so those that wait for others to
 shrink cannot keep these from starting. (Products of few rows that add their changes themselves, shrunk by
 a kernel before them, were slower on an H100: of 64 rows and 16 adapters a layer took 245 µs instead of 206.)
+
+A single row is shrunk by the first programs of its product, whose blocks leave no others room beside them; a
+second kernel expands: a layer took 159 µs instead of 178, without adapters 150.
 """
 
 from itertools import pairwise
@@ -204,7 +207,10 @@ def _shrinking_gemv_kernel(
     K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Multiply a single row as matmul's kernel does; to the first programs `down` is the matrix."""
+    """Multiply a single row as matmul's kernel does; to the first programs `down` is the matrix.
+
+    They need no more registers than the others, of which as many run side by side as without them.
+    """
     SHRINKS: tl.constexpr = (PARTS * RANKS + TILE_N - 1) // TILE_N
     program = tl.program_id(0)
     wait(PDL)
