@@ -106,10 +106,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a workload")
     args = parser.parse_args()
     options = {"max_model_len": 2048, "max_num_seqs": 32, "num_gpu_blocks_override": 1200}
     with LLM(args.model, **options) as plain:
         for name, method, batch, prompts, params in workloads():
+            if args.only not in ("", name):
+                continue
             with LLM(args.model, spec_method=method, **options) as guessing:
                 for llm in (plain, guessing):  # sizes are recorded, and turns have come before
                     run(llm, batch, prompts, params)
