@@ -76,7 +76,8 @@ class CUDAPlatform(Platform):
                 f"The largest step does not fit into the GPU beside the weights: {free / 2**30:.3g} of "
                 f"{total / 2**30:.3g} GiB are free. Lower max_num_batched_tokens or max_num_seqs."
             ) from error
-        return torch.cuda.max_memory_allocated(self.device) - before
+        kept = torch.cuda.memory_allocated(self.device)  # by libraries, from their first use on
+        return torch.cuda.max_memory_allocated(self.device) - max(before, kept)
 
     def compile_ahead(self, work: Callable[[], None], *, is_alone: bool) -> bool:
         """See Platform.compile_ahead; Triton's. What fails here, fails or succeeds where it is needed."""
