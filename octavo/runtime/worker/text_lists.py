@@ -17,6 +17,8 @@ Names = dict[str, list[str]]
 def take_apart(step: SchedulerOutput) -> tuple[SchedulerOutput, Names]:
     """Return the step with texts in the place of their lists, and how they are called there."""
     names: Names = {}
+    if not any(request.texts for request in step.new_requests):
+        return step, names
     new_requests: list[NewRequest] = []
     counts = zip(step.num_computed_tokens, step.num_scheduled_tokens, strict=True)
     parts = dict(zip(step.request_ids, counts, strict=True))
@@ -27,8 +29,6 @@ def take_apart(step: SchedulerOutput) -> tuple[SchedulerOutput, Names]:
             del parts[request.request_id]
             parts |= {text.request_id: (0, text.num_prompt_tokens) for text in texts}
             names[request.request_id] = [text.request_id for text in texts]
-    if not names:
-        return step, names
     computed, scheduled = map(list, zip(*parts.values(), strict=True))
     return replace(
         step,
