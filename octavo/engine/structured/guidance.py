@@ -26,6 +26,7 @@ from octavo.base.lru import LRU
 from octavo.engine.structured.alphabet import Alphabet, Alphabets
 from octavo.engine.structured.interface import Backend, Matcher
 from octavo.engine.structured.lark import schema_of, to_lark
+from octavo.engine.structured.residues import Counts, Residue, Residues, most_blanks, most_items
 from octavo.engine.structured.schema_texts import SchemaTexts
 from octavo.engine.structured.shortlist import JSONTokens, Place, Shortlist, Steps, make_tokenizer
 from octavo.engine.structured.spelling import Spelling
@@ -42,7 +43,11 @@ _MAX_COMPILING_S = 0.3
 _MAX_MASK_BYTES = 64 << 20
 _BYTES_PER_MASK = 500
 """Beside the mask and its key."""
-_NO_MASK = np.zeros(0, np.int32)
+_MAX_STATES, _STATES_PER_INSTANCE = 4096, 2048
+"""Of a grammar, whose answers are kept; of some 1.5 kB each."""
+_NUM_UNSHARED = 2
+"""Matchers of a grammar: the one at its beginning, and that of the first output, perhaps the only one."""
+_ANY_TOKEN = range(1 << 31)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """In the text that was compiled, which users do not see."""
 _SHOWN = 300
@@ -51,6 +56,31 @@ _SHOWN = 300
 
 _Begin = Callable[[Shortlist | None], llguidance.LLMatcher]
 """Compiles a grammar for a list, or for all tokens."""
+_JSON = tuple[Residues, list[Steps], list[bytes]]
+"""Of a schema: what decides how its texts go on, the places behind tokens, and these."""
+
+
+class _State:
+    """A place of outputs and, if that is known, what decides how they go on: these share its answer.
+
+    Others have a state of their own, which goes with them.
+    """
+
+    __slots__ = ("after", "answer", "place", "residue", "shortlist", "spelt")
+
+    def __init__(self, place: int, shortlist: Shortlist | None, residue: Residue | None) -> None:
+        self.residue = residue
+        """None if it is not known."""
+        self.after: dict[int, _State] = {}
+        """By what a token is spelt like that may come and leaves the counts as they are."""
+        self.move(place, shortlist)
+
+    def move(self, place: int, shortlist: Shortlist | None) -> None:
+        """Go to another place."""
+        self.place, self.shortlist = place, shortlist
+        self.spelt: Sequence[int] = _ANY_TOKEN if shortlist is None else shortlist.spelt
+        self.answer: bytes | None = None
+        """What the library says of the tokens of the list."""
 
 
 class _Grammar:
@@ -61,59 +91,88 @@ class _Grammar:
     """
 
     def __init__(
-        self, begin: _Begin, lists: dict[int, Shortlist], steps: list[Steps] | None, most_instances: int
+        self, begin: _Begin, lists: dict[int, Shortlist], most_instances: int, json: _JSON | None
     ) -> None:
-        """steps: None if all places are one."""
-        self._begin, self._lists, self.steps = begin, lists, steps
+        """json: None if all places are one."""
+        self._begin, self._lists, self._json = begin, lists, json
         self._instances: list[dict[Shortlist | None, llguidance.LLMatcher]] = []
         self._most_instances = most_instances
         self._open: WeakSet[GuidanceMatcher] = WeakSet()
+        self._states: dict[tuple[int, Residue], _State] = {}
+        self._num_outputs = 0
 
     @property
     def num_instances(self) -> int:
-        """Return how many there are so far."""
-        return len(self._instances)
+        """Return how many there are so far; many states take as much as one."""
+        return len(self._instances) + len(self._states) // _STATES_PER_INSTANCE
 
-    def enter(self, matcher: "GuidanceMatcher") -> int:
-        """Return the instance that a new output belongs to."""
+    def enter(self, matcher: "GuidanceMatcher") -> tuple[int, _State]:
+        """Return the instance that a new output belongs to, and its state; a first one shares none."""
         index = len(self._open) // _PER_INSTANCE % self._most_instances
         self._open.add(matcher)
         while index >= len(self._instances):
             self._instances.append({})
-        return index
+        self._num_outputs += 1
+        residue = None
+        if self._json is not None and self._num_outputs > _NUM_UNSHARED:
+            residue = self._json[0].begin()
+        return index, self._state(int(Place.OUTSIDE), residue)
 
-    def reader(self, place: int, instance: int) -> tuple[llguidance.LLMatcher, Shortlist | None]:
-        """Return the matcher that knows what may come in a place, and the list that it answers for."""
-        shortlist, made = self._lists.get(place), self._instances[instance]
+    def reader(self, shortlist: Shortlist | None, instance: int) -> llguidance.LLMatcher:
+        """Return the matcher that answers for a list."""
+        made = self._instances[instance]
         if shortlist not in made:
             made[shortlist] = self._begin(shortlist)
-        return made[shortlist], shortlist
+        return made[shortlist]
+
+    def after(self, state: _State, counts: Counts, token_id: int) -> tuple[_State, Counts]:
+        """Return the state behind a token that may come; `counts` itself if any others had led there."""
+        if self._json is None:
+            state.answer = None
+            return state, counts
+        residues, steps, tokens = self._json
+        place = steps[state.place][token_id]
+        if state.residue is None:
+            state.move(place, self._lists.get(place))
+            return state, counts
+        text = (tokens if state.shortlist is None else state.shortlist.tokens)[state.spelt[token_id]]
+        found = residues.after(state.residue, counts, text)
+        return (self._state(place, found[0]), found[1]) if found else (self._state(place, None), counts)
+
+    def _state(self, place: int, residue: Residue | None) -> _State:
+        state = self._states.get((place, residue)) if residue else None
+        if state is None:
+            state = _State(place, self._lists.get(place), residue)
+            if residue and len(self._states) >= _MAX_STATES:
+                self._states.clear()
+            if residue:
+                self._states[place, residue] = state
+        return state
 
 
 class GuidanceMatcher(Matcher):
-    """Matchers of the library: that of the place where an output stands has read all, others lag behind."""
+    """A state, and matchers of the library, one for each list: they read when the state has no answer yet."""
 
     def __init__(self, grammar: _Grammar) -> None:
-        self._grammar, self._steps, self._place = grammar, grammar.steps, int(Place.OUTSIDE)
-        self._lagging: dict[Shortlist | None, tuple[llguidance.LLMatcher, int]] = {}
-        """By list, the matcher and how many tokens it had read when another last took over."""
-        self._shares_lagging = False
-        """With copies: they are copied when they take over."""
+        self._grammar = grammar
+        self._instance, self.state = grammar.enter(self)
+        self._counts: Counts = (0,)
+        self._readers: dict[Shortlist | None, tuple[llguidance.LLMatcher, int]] = {}
+        """By list, the matcher and how many tokens it has read; it is at a place of this list."""
+        self._own: set[Shortlist | None] = set()
+        """Lists of those that no copy shares: the others are copied when they read on."""
         self.tokens: list[int] = []
         self.forced: tuple[bytes, int] | None = None
         """A text that was determined, and how many tokens stood before it."""
-        self._instance = grammar.enter(self)
-        inner, self.shortlist = grammar.reader(self._place, self._instance)
-        self.inner = inner.deep_copy()
-        """Both for the place of the output."""
 
     def copy(self) -> Self:
         if not self.tokens:
             return type(self)(self._grammar)
         other = copy(self)
-        other.tokens, other.inner = self.tokens.copy(), self.inner.deep_copy()
-        other._lagging = self._lagging.copy()
-        self._shares_lagging = other._shares_lagging = True
+        other.tokens, other._readers = self.tokens.copy(), self._readers.copy()
+        self._own, other._own = set(), set()
+        if other.state.residue is None:
+            other.state = copy(other.state)
         return other
 
     @property
@@ -121,35 +180,55 @@ class GuidanceMatcher(Matcher):
         return self._grammar.num_instances
 
     def advance(self, token_id: int) -> bool:
-        last = self.take(token_id)
-        if not self.inner.consume_tokens([last]):
-            raise _refusal(self.inner)
-        return self.inner.is_stopped()
+        if self.move(token_id):
+            return False
+        inner, last = self.take(token_id)
+        if not inner.consume_tokens([last]):
+            raise _refusal(inner)
+        return inner.is_stopped()
 
-    def take(self, token_id: int) -> int:
-        """Take the next token; return what `inner`, which may be another one now, has to read last."""
+    def move(self, token_id: int) -> bool:
+        """Take the next token if the answer admits it and it ends nothing; return whether it did."""
+        state = self.state
+        following = state.after.get(spelt := state.spelt[token_id])
+        if following is None:
+            answer = state.answer
+            if state.residue is None or answer is None or not answer[spelt >> 3] >> (spelt & 7) & 1:
+                return False
+            following, counts = self._grammar.after(state, self._counts, token_id)
+            if following.residue is None:
+                return False
+            if counts is self._counts:
+                state.after[spelt] = following
+            self._counts = counts
         self.tokens.append(token_id)
-        shortlist = self.shortlist
-        if self._steps is not None and (place := self._steps[self._place][token_id]) != self._place:
-            self._place = place
-            first, self.shortlist = self._grammar.reader(place, self._instance)
-            if self.shortlist is not shortlist:
-                self._lagging[shortlist] = self.inner, len(self.tokens) - 1
-                return self._catch_up(first)
-        return token_id if shortlist is None else shortlist.spelt(token_id)
+        self.state = following
+        return True
 
-    def _catch_up(self, first: llguidance.LLMatcher) -> int:
-        """Have the matcher of this place read what it has not but the last piece, which is returned."""
-        if (lagging := self._lagging.get(self.shortlist)) is None:
-            self.inner, num_read = first.deep_copy(), 0
-        else:
-            inner, num_read = lagging
-            self.inner = inner.deep_copy() if self._shares_lagging else inner
-        new = self.tokens[num_read:]
-        *before, last = new if self.shortlist is None else self.shortlist.read(new)
-        if before:
-            self.inner.consume_tokens(before)  # if one is wrong, so is the last one
-        return last
+    def take(self, token_id: int) -> tuple[llguidance.LLMatcher, int]:
+        """Take the next token; return the matcher of the place behind it and what that has to read last."""
+        self.tokens.append(token_id)
+        self.state, self._counts = self._grammar.after(self.state, self._counts, token_id)
+        inner, last = self.read()
+        assert last is not None
+        return inner, last
+
+    def read(self) -> tuple[llguidance.LLMatcher, int | None]:
+        """Have the matcher of this place read all but the last piece, which is returned; None: it has all."""
+        shortlist = self.state.shortlist
+        known = self._readers.get(shortlist)
+        inner, num_read = known or (self._grammar.reader(shortlist, self._instance), 0)
+        if shortlist not in self._own:
+            inner = inner.deep_copy()
+            self._own.add(shortlist)
+        self._readers[shortlist] = inner, len(self.tokens)
+        if not (pieces := self.tokens[num_read:]):
+            return inner, None
+        if shortlist is not None:  # one token was chosen at the place where the matcher stands
+            pieces = [shortlist.spelt[pieces[0]]] if known and len(pieces) == 1 else shortlist.read(pieces)
+        if len(pieces) > 1:
+            inner.consume_tokens(pieces[:-1])  # if one is wrong, so is the last one
+        return inner, pieces[-1]
 
 
 class GuidanceBackend(Backend[GuidanceMatcher]):
@@ -161,6 +240,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         self._json = {int(place): JSONTokens(vocabulary, place) for place in places}
         self._alphabets = Alphabets(vocabulary)
         self._steps = [Steps(place, vocabulary.tokens) for place in range(Place.LAST_DIGIT + 1)]
+        self._tokens = vocabulary.tokens
+        self._reach = most_items(self._tokens), most_blanks(self._tokens)
         self._num_words = -(-self._tokenizer.vocab_size // 32)
         ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text}
         for token_id in (*vocabulary.special_ids, *vocabulary.end_ids):
@@ -187,9 +268,10 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         if not first & ~sum(1 << token_id for token_id in self._tokenizer.eos_tokens):
             raise RequestError("Grammar error: it admits no text but the empty one.", "structured_outputs")
         lists = self._shortlists(grammar)
-        steps = None if schema_of(grammar) is None else self._steps
         most_instances = max(1, min(most_instances, _INSTANCES_PER_THREAD * self._num_threads))
-        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, steps, most_instances))
+        schema = schema_of(grammar)
+        json = None if schema is None else (Residues(schema, *self._reach), self._steps, self._tokens)
+        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, most_instances, json))
 
     def _shortlists(self, grammar: str) -> dict[int, Shortlist]:
         """Return the list of each place that has one."""
@@ -206,18 +288,16 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
 
     def masks(self, matchers: Sequence[GuidanceMatcher]) -> list[np.ndarray]:
-        """Ask for all at once, those of equal vocabularies together."""
-        masks: list[np.ndarray] = [_NO_MASK] * len(matchers)
-        groups: dict[int, list[int]] = {}
-        for row, matcher in enumerate(matchers):
-            shortlist = matcher.shortlist
-            groups.setdefault(self._num_words if shortlist is None else shortlist.num_words, []).append(row)
-        for num_words, rows in groups.items():
-            answers = self._ask([matchers[row].inner for row in rows], num_words)
-            data, size = answers.tobytes(), 4 * num_words
-            for place, row in enumerate(rows):
-                masks[row] = self._widen(matchers[row].shortlist, data[place * size : (place + 1) * size])
-        return masks
+        """Ask for those of new states, all at once, those of equal vocabularies together."""
+        new = {matcher.state: matcher for matcher in matchers if matcher.state.answer is None}
+        failed = self._ask(list(new.values())) if new else ()
+        masks: dict[_State, np.ndarray] = {}
+        for state in (states := [matcher.state for matcher in matchers]):
+            if state not in masks:
+                masks[state] = self._widen(state)
+        for state in failed:
+            state.answer = None
+        return [masks[state] for state in states]
 
     def advance(
         self, matchers: Sequence[GuidanceMatcher], token_ids: Sequence[int]
@@ -225,18 +305,18 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         """See Backend: on all cores."""
         if len(matchers) == 1:
             return super().advance(matchers, token_ids)
-        read: list[tuple[llguidance.LLMatcher, int]] = []
+        rows: list[int] = []
+        due: list[tuple[llguidance.LLMatcher, int]] = []
         answers: list[bool | Exception] = [False] * len(matchers)
         for row, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
             try:
-                last = matcher.take(token_id)
+                if matcher.state.residue is None or not matcher.move(token_id):
+                    due.append(matcher.take(token_id))
+                    rows.append(row)
             except Exception as error:
-                answers[row], last = error, 0
-            read.append((matcher.inner, last))
-        for row, is_right in enumerate(consume_token_par(self._threads, read)):
-            inner, _ = read[row]
-            if answers[row] is False:
-                answers[row] = inner.is_stopped() if is_right else _refusal(inner)
+                answers[row] = error
+        for row, (inner, _), is_right in zip(rows, due, self._consume(due), strict=True):
+            answers[row] = inner.is_stopped() if is_right else _refusal(inner)
         return answers
 
     def forced(self, matcher: GuidanceMatcher) -> list[int]:
@@ -245,21 +325,43 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             text, first = matcher.forced
             if self._spelling.learn(text, matcher.tokens[first:]):
                 matcher.forced = None
-        text = matcher.inner.compute_ff_bytes()
+        inner, last = matcher.read()
+        if last is not None:
+            inner.consume_tokens([last])
+        text = inner.compute_ff_bytes()
         if text and matcher.forced is None:
             matcher.forced = text, len(matcher.tokens)
         return self._spelling.tokens(text) if text else []
 
-    def _ask(self, inners: Sequence[llguidance.LLMatcher], num_words: int) -> np.ndarray:
-        """On all cores; a single one on this thread."""
-        answers = np.empty((len(inners), num_words), np.int32)
-        if len(inners) == 1:
-            fill_next_token_bitmask(inners[0], answers)
-        else:
-            fill_next_token_bitmask_par(self._threads, [(x, i) for i, x in enumerate(inners)], answers)
-        return answers
+    def _consume(self, due: list[tuple[llguidance.LLMatcher, int]]) -> list[bool]:
+        """Several on all cores, a single one on this thread."""
+        if len(due) > 1:
+            return consume_token_par(self._threads, due)
+        return [inner.consume_tokens([token_id]) for inner, token_id in due]
 
-    def _widen(self, shortlist: Shortlist | None, answer: bytes) -> np.ndarray:
+    def _ask(self, matchers: Sequence[GuidanceMatcher]) -> list[_State]:
+        """Have the library answer for their states; return those in which it failed. A single one here."""
+        read = [matcher.read() for matcher in matchers]
+        self._consume([(inner, last) for inner, last in read if last is not None])
+        groups: dict[int, list[int]] = {}
+        for row, matcher in enumerate(matchers):
+            shortlist = matcher.state.shortlist
+            groups.setdefault(self._num_words if shortlist is None else shortlist.num_words, []).append(row)
+        for num_words, rows in groups.items():
+            answers = np.empty((len(rows), num_words), np.int32)
+            if len(rows) == 1:
+                fill_next_token_bitmask(read[rows[0]][0], answers)
+            else:
+                asked = [(read[row][0], place) for place, row in enumerate(rows)]
+                fill_next_token_bitmask_par(self._threads, asked, answers)
+            data, size = answers.tobytes(), 4 * num_words
+            for place, row in enumerate(rows):
+                matchers[row].state.answer = data[place * size : (place + 1) * size]
+        return [matcher.state for matcher, (inner, _) in zip(matchers, read, strict=True) if inner.is_error()]
+
+    def _widen(self, state: _State) -> np.ndarray:
+        shortlist, answer = state.shortlist, state.answer
+        assert answer is not None
         key = -1 if shortlist is None else shortlist.number, answer
         mask = self._masks.get(key)
         if mask is None:

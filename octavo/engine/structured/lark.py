@@ -16,10 +16,11 @@ from octavo.messages.structured import StructuredOutputsParams
 
 _DIRECTIVE = "%llguidance"
 _HEADER = f'{_DIRECTIVE} {{"no_forcing": true}}'
-_WHITE_SPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,128}"
+MAX_INDENT = 128
+WHITE_SPACE = rf"[ \t]{{1,4}}|\r?\n[ \t]{{0,{MAX_INDENT}}}"
 """Between JSON tokens. Bounded, because small models may write blanks until they run out of tokens."""
 _NO_WHITE_SPACE = {"whitespace_flexible": False}
-_USUAL_OPTIONS = ({"whitespace_pattern": _WHITE_SPACE}, _NO_WHITE_SPACE)
+_USUAL_OPTIONS = ({"whitespace_pattern": WHITE_SPACE}, _NO_WHITE_SPACE)
 _ASCII_ONLY = "d"
 """Character classes that mean ASCII: \\d."""
 
@@ -67,7 +68,7 @@ def _schema(schema: Any, params: StructuredOutputsParams) -> str:
     """Return the schema as text, with the options for JSON where the library looks for them."""
     if params.disable_additional_properties:
         schema = _closed(schema, has_parts='"allOf"' in json.dumps(schema))
-    white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
+    white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
     if params.disable_any_whitespace:
         white_space = _NO_WHITE_SPACE
     if schema is True:

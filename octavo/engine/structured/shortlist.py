@@ -27,6 +27,7 @@ from octavo.messages.structured import Vocabulary
 
 _ANY = "\U0010fffd"
 """Stands for the characters of a text that is no part of a literal."""
+ANY = _ANY.encode()
 _NO_TEXT = b"\xff"
 """Stands for what is no part of any text."""
 _MAX_LENGTH = 32
@@ -114,7 +115,8 @@ class Shortlist:
     def _complete(self) -> None:
         self.number = next(_numbers)
         """Unlike that of any other list."""
-        self._spelt = self._places.data
+        self.spelt = self._places.data
+        """What a token is spelt like that the last mask of this list allowed."""
         self.num_words = -(-len(self.tokens) // _ROUNDING) * _ROUNDING // 32
         padding = [b""] * (self.num_words * 32 - len(self.tokens))
         small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, _END], end_ids=[_END])
@@ -148,10 +150,6 @@ class Shortlist:
     def read(self, token_ids: list[int]) -> list[int]:
         """Return tokens of the whole vocabulary in bytes, which are right in any place."""
         return [part for token_id in token_ids for part in self._parts[token_id]]
-
-    def spelt(self, token_id: int) -> int:
-        """Return what a token is spelt like that the last mask of this list allowed."""
-        return self._spelt[token_id]
 
     def widen(self, bits: np.ndarray) -> np.ndarray:
         """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""
@@ -232,7 +230,7 @@ class JSONTokens:
 
 @cache
 def _any(length: int) -> bytes:
-    return (_ANY * length).encode()
+    return ANY * length
 
 
 def _parts(text: str) -> Iterator[str]:

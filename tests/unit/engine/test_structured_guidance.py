@@ -60,7 +60,7 @@ def admits(backend, matcher, text):
         if token not in allowed(backend, matcher):
             return False
         if matcher.advance(token):
-            return place == len(data) and matcher.inner.is_stopped()
+            return place == len(data) and matcher.read()[0].is_stopped()
     return EOS in allowed(backend, matcher)
 
 
