@@ -21,15 +21,15 @@ _LARK = re.compile(
     r"|(?P<rest>%ignore\b|[\w\s:|()?*+!,{}\[\]-]|\.(?!\.))"
 )
 _UNIT = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[^a-zA-Z0-9]|\\[nrtfvdwsDWS]"
-_REGEX = re.compile(
+REGEX = re.compile(
     r"(?P<rest>\((?:\?:)?(?!\?)|[)|]|[*+?]|\{\d+(?:,\d*)?\})"
     rf"|\[(?P<members>\^?(?:{_UNIT}|[^\\\[\]])+)\]"
     rf"|(?P<unit>{_UNIT}|[^\\\[\](){{}}])"
 )
-_MEMBER = re.compile(rf"(?P<first>{_UNIT}|.)(?:-(?P<last>{_UNIT}|.))?", re.DOTALL)
+MEMBER = re.compile(rf"(?P<first>{_UNIT}|.)(?:-(?P<last>{_UNIT}|.))?", re.DOTALL)
 _SETS = re.compile(r"&&|--|~~")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
-_KINDS = {
+KINDS = {
     "d": {(0x30, 0x39)},
     "w": {(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)},
     "s": {(code, code) for code in (*range(0x09, 0x0E), 0x20)},
@@ -41,7 +41,7 @@ _END, _OTHER = "\U0010ffff", "\U0010fffe"
 _MAX_RANGES = 4000
 
 
-class _Unclear(Exception):
+class Unclear(Exception):
     """The grammar cannot be judged."""
 
 
@@ -61,12 +61,12 @@ class Alphabet:
         """Return None for a grammar that cannot be judged; its header is not read."""
         alphabet = cls()
         try:
-            for piece in _pieces(_LARK, grammar.partition("\n")[2]):
+            for piece in pieces(_LARK, grammar.partition("\n")[2]):
                 if piece["string"]:
                     alphabet._add_text(json.loads(piece["string"]))
                 elif piece["regex"]:
                     alphabet._add_regex(piece["regex"])
-        except (_Unclear, ValueError):
+        except (Unclear, ValueError):
             return None
         return alphabet
 
@@ -74,12 +74,12 @@ class Alphabet:
         self.ranges |= {(ord(char), ord(char)) for char in text}
 
     def _add_regex(self, pattern: str) -> None:
-        for piece in _pieces(_REGEX, pattern):
+        for piece in pieces(REGEX, pattern):
             if members := piece["members"]:
                 if _SETS.search(members):
-                    raise _Unclear
+                    raise Unclear
                 self.is_open |= members[0] == "^"
-                for member in _pieces(_MEMBER, members.removeprefix("^")):
+                for member in pieces(MEMBER, members.removeprefix("^")):
                     self._add_range(member["first"], member["last"] or member["first"])
             elif piece["unit"] == ".":
                 self.is_open = True
@@ -89,14 +89,14 @@ class Alphabet:
 
     def _add_range(self, first: str | None, last: str | None) -> None:
         assert first and last
-        if _is_kind(first) or _is_kind(last):
+        if is_kind(first) or is_kind(last):
             if first != last:
-                raise _Unclear
+                raise Unclear
             self.is_open |= first[1].isupper()
             self.is_unicode = True
-            self.ranges |= _KINDS[first[1].lower()]
+            self.ranges |= KINDS[first[1].lower()]
         else:
-            self.ranges.add((_code(first), _code(last)))
+            self.ranges.add((code_of(first), code_of(last)))
 
 
 class Alphabets:
@@ -140,21 +140,24 @@ def _decode(token: bytes) -> str:
     return "" if _END in text or _OTHER in text else text
 
 
-def _is_kind(unit: str) -> bool:
+def is_kind(unit: str) -> bool:
+    """Return True for one that stands for several characters."""
     return unit[0] == "\\" and unit[1:] in "dwsDWS"
 
 
-def _pieces(pattern: re.Pattern[str], text: str) -> Iterator[dict[str, str | None]]:
+def pieces(pattern: re.Pattern[str], text: str) -> Iterator[dict[str, str | None]]:
+    """Yield the groups of a text, which is nothing but pieces; else it is Unclear."""
     place = 0
     while place < len(text):
         piece = pattern.match(text, place)
         if piece is None:
-            raise _Unclear
+            raise Unclear
         place = piece.end()
         yield piece.groupdict()
 
 
-def _code(unit: str) -> int:
+def code_of(unit: str) -> int:
+    """Return the character that one stands for."""
     if unit[0] != "\\":
         return ord(unit)
     return int(unit[2:], 16) if unit[1] in "xu" and len(unit) > 2 else ord(_CONTROLS.get(unit[1], unit[1]))

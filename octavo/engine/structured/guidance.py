@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from time import thread_time
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import llguidance
@@ -24,11 +24,12 @@ from octavo.base.cores import usable_cores
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.engine.structured.alphabet import Alphabet, Alphabets
+from octavo.engine.structured.grammar_residues import GrammarResidues
 from octavo.engine.structured.interface import Backend, Matcher
 from octavo.engine.structured.lark import schema_of, to_lark
-from octavo.engine.structured.residues import Counts, Residue, Residues, most_blanks, most_items
+from octavo.engine.structured.residues import Counts, Residues, most_blanks, most_items
 from octavo.engine.structured.schema_texts import SchemaTexts
-from octavo.engine.structured.shortlist import JSONTokens, Place, Shortlist, Steps, make_tokenizer
+from octavo.engine.structured.shortlist import END, JSONTokens, Place, Shortlist, Steps, make_tokenizer
 from octavo.engine.structured.spelling import Spelling
 from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 
@@ -56,8 +57,8 @@ _SHOWN = 300
 
 _Begin = Callable[[Shortlist | None], llguidance.LLMatcher]
 """Compiles a grammar for a list, or for all tokens."""
-_JSON = tuple[Residues, list[Steps], list[bytes]]
-"""Of a schema: what decides how its texts go on, the places behind tokens, and these."""
+_Texts = tuple[Residues | GrammarResidues, list[Steps] | None, list[bytes]]
+"""Of a grammar: what decides how its texts go on, the places behind tokens if there are some, and these."""
 
 
 class _State:
@@ -68,7 +69,7 @@ class _State:
 
     __slots__ = ("after", "answer", "place", "residue", "shortlist", "spelt")
 
-    def __init__(self, place: int, shortlist: Shortlist | None, residue: Residue | None) -> None:
+    def __init__(self, place: int, shortlist: Shortlist | None, residue: Any) -> None:
         self.residue = residue
         """None if it is not known."""
         self.after: dict[int, _State] = {}
@@ -91,14 +92,14 @@ class _Grammar:
     """
 
     def __init__(
-        self, begin: _Begin, lists: dict[int, Shortlist], most_instances: int, json: _JSON | None
+        self, begin: _Begin, lists: dict[int, Shortlist], most_instances: int, texts: _Texts | None
     ) -> None:
-        """json: None if all places are one."""
-        self._begin, self._lists, self._json = begin, lists, json
+        """texts: None if nothing is known of them."""
+        self._begin, self._lists, self._texts = begin, lists, texts
         self._instances: list[dict[Shortlist | None, llguidance.LLMatcher]] = []
         self._most_instances = most_instances
         self._open: WeakSet[GuidanceMatcher] = WeakSet()
-        self._states: dict[tuple[int, Residue], _State] = {}
+        self._states: dict[tuple[int, Any], _State] = {}
         self._num_outputs = 0
 
     @property
@@ -114,8 +115,8 @@ class _Grammar:
             self._instances.append({})
         self._num_outputs += 1
         residue = None
-        if self._json is not None and self._num_outputs > _NUM_UNSHARED:
-            residue = self._json[0].begin()
+        if self._texts is not None and self._num_outputs > _NUM_UNSHARED:
+            residue = self._texts[0].begin()
         return index, self._state(int(Place.OUTSIDE), residue)
 
     def reader(self, shortlist: Shortlist | None, instance: int) -> llguidance.LLMatcher:
@@ -127,19 +128,21 @@ class _Grammar:
 
     def after(self, state: _State, counts: Counts, token_id: int) -> tuple[_State, Counts]:
         """Return the state behind a token that may come; `counts` itself if any others had led there."""
-        if self._json is None:
+        if self._texts is None:
             state.answer = None
             return state, counts
-        residues, steps, tokens = self._json
-        place = steps[state.place][token_id]
+        residues, steps, tokens = self._texts
+        place = steps[state.place][token_id] if steps else state.place
         if state.residue is None:
             state.move(place, self._lists.get(place))
             return state, counts
-        text = (tokens if state.shortlist is None else state.shortlist.tokens)[state.spelt[token_id]]
-        found = residues.after(state.residue, counts, text)
+        spelt, shortlist = state.spelt[token_id], state.shortlist
+        text = (tokens if shortlist is None else shortlist.tokens)[spelt]
+        is_end = shortlist is not None and spelt == END
+        found = None if is_end else residues.after(state.residue, counts, text)
         return (self._state(place, found[0]), found[1]) if found else (self._state(place, None), counts)
 
-    def _state(self, place: int, residue: Residue | None) -> _State:
+    def _state(self, place: int, residue: Any) -> _State:
         state = self._states.get((place, residue)) if residue else None
         if state is None:
             state = _State(place, self._lists.get(place), residue)
@@ -269,9 +272,12 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             raise RequestError("Grammar error: it admits no text but the empty one.", "structured_outputs")
         lists = self._shortlists(grammar)
         most_instances = max(1, min(most_instances, _INSTANCES_PER_THREAD * self._num_threads))
-        schema = schema_of(grammar)
-        json = None if schema is None else (Residues(schema, *self._reach), self._steps, self._tokens)
-        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, most_instances, json))
+        texts: _Texts | None = None
+        if (schema := schema_of(grammar)) is not None:
+            texts = Residues(schema, *self._reach), self._steps, self._tokens
+        elif lists:
+            texts = GrammarResidues(grammar.partition("\n")[2]), None, self._tokens
+        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, most_instances, texts))
 
     def _shortlists(self, grammar: str) -> dict[int, Shortlist]:
         """Return the list of each place that has one."""

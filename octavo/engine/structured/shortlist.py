@@ -33,7 +33,7 @@ _NO_TEXT = b"\xff"
 _MAX_LENGTH = 32
 """Characters of such a text."""
 _NUM_BYTES = 256
-_NEVER, _END = _NUM_BYTES, _NUM_BYTES + 1
+_NEVER, END = _NUM_BYTES, _NUM_BYTES + 1
 """Places in a list behind those of the bytes: of tokens that cannot come, and of ends of text."""
 _ROUNDING = 1024
 """Sizes of lists: those of one size are asked together."""
@@ -106,7 +106,7 @@ class Shortlist:
         self._known |= {None: _NEVER, b"": _NEVER}
         self._places = np.fromiter(map(self._place_of, spellings), np.int32, len(self._whole))
         self._places[vocabulary.special_ids] = _NEVER
-        self._places[vocabulary.end_ids] = _END
+        self._places[vocabulary.end_ids] = END
         self._sorted, self._moved = self._places.argsort(kind="stable"), np.empty(0, np.int64)
         """Tokens by place in the list that this one was made of, and those that have others here."""
         self._bounds = np.cumsum([0, *np.bincount(self._places, minlength=len(self.tokens))])
@@ -119,7 +119,7 @@ class Shortlist:
         """What a token is spelt like that the last mask of this list allowed."""
         self.num_words = -(-len(self.tokens) // _ROUNDING) * _ROUNDING // 32
         padding = [b""] * (self.num_words * 32 - len(self.tokens))
-        small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, _END], end_ids=[_END])
+        small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, END], end_ids=[END])
         self.tokenizer = make_tokenizer(small, slices=[])
 
     def _place_of(self, spelling: bytes | None) -> int:
@@ -172,7 +172,7 @@ class _Parts(dict[int, list[int]]):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__((token_id, [_NEVER]) for token_id in vocabulary.special_ids)
-        self.update((token_id, [_END]) for token_id in vocabulary.end_ids)
+        self.update((token_id, [END]) for token_id in vocabulary.end_ids)
         self._tokens = vocabulary.tokens
 
     def __missing__(self, token_id: int) -> list[int]:
