@@ -23,6 +23,8 @@ logger = get_logger(__name__)
 _TICK_S = 1.0
 _ACCEPT_RETRY_S = 0.1
 _POLL_S = 0.02
+_TURN_S = 0.001
+"""For which a process leaves new connections to others: else the first to wake would take all that wait."""
 
 
 class HttpServer:
@@ -74,6 +76,8 @@ class HttpServer:
             task = loop.create_task(self._open(client))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+            if self._limits.api_server_count > 1:
+                await asyncio.sleep(_TURN_S)
 
     async def _open(self, client: socket.socket) -> None:
         """Task: a connection, once its TLS handshake is done."""

@@ -86,6 +86,24 @@ async def running(tick_s=0.02, **limits):
             await asyncio.sleep(0.01)
 
 
+async def test_processes_share_clients_that_come_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(8)]
+        config = ServerConfig(api_server_count=2)
+        servers = [HttpServer(Application(), config, listener.dup()) for _ in range(2)]
+        for server in servers:
+            server.start()
+        while sum(counts := [len(server._state.connections) for server in servers]) < len(clients):
+            await asyncio.sleep(0.01)
+        assert min(counts) >= 3
+        for server in servers:
+            await server.close(0.2)
+            server._listener.close()
+        for client in clients:
+            client.close()
+
+
 async def exchange(connect, data, *, pause_s=0.0, patience_s=PATIENCE_S):
     """Everything that comes back until the server closes, or is silent for so long; and how long it took."""
     begun_s = time.monotonic()
