@@ -187,7 +187,7 @@ def test_texts_are_the_same(target, folders, smollm2_path, plain, options):  # n
     [
         ({"dflash_config": {"mask_token_id": MASK}}, "has no target_layer_ids"),
         ({"dflash_config": {"target_layer_ids": [0, 1, 2]}}, "has no mask_token_id"),
-        ({"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 9]}}, "reads the layers"),
+        ({"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 9]}}, "reads layers"),
         (
             {"dflash_config": RELEASE["dflash_config"] | {"causal": True}},
             "heads with causal are not supported",

@@ -41,6 +41,7 @@ PIECES = [
 ]
 VOCABULARY = Vocabulary(BYTES.tokens + [piece.encode() for piece in PIECES], BYTES.special_ids, BYTES.end_ids)
 FORMS = [
+    {"json": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {}}]}},
     {"regex": "[a-z]{2,5}( [a-z]+)*"},
     {"regex": "(foo|foobar|fo+)(x|y)*z?"},
     {"regex": "(ab|a)(bc|c)?d{0,3}"},

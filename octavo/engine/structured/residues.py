@@ -103,6 +103,8 @@ class Residues:
             if around is None:
                 return None
         if begun := rest.lstrip(_BLANKS):
+            if around is None:
+                return None  # the text may end with what ends this value
             rest = self._shorten(self._value(around), begun) if due == _VALUE else begun
         elif rest and self._has_lines:
             rest = rest.replace(b"\r\n", b"\n").replace(b"\t", b" ")

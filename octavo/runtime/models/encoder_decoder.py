@@ -7,8 +7,7 @@ and values of it. Our parameter names beside the decoder's:
     encoder.blocks.*, named as the decoder's layers  encoder.norm  encoder.<what is before the blocks>
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +23,7 @@ from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import ALL, Decoder, DecoderLayer, Stream, Want
+from octavo.runtime.models.media import ItemEncoder
 from octavo.runtime.models.weights import Target, qkv, to
 
 Features = Mapping[str, Tensor]
@@ -37,15 +37,8 @@ class SourceArch(Arch):
     num_source_tokens: int
 
 
-class SourceEncoder(nn.Module, ABC):
-    """Turns sources into what the decoder reads."""
-
-    has_patch_positions: ClassVar[bool] = False
-    num_deep_layers: ClassVar[int] = 0
-
-    @abstractmethod
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
-        """Return the hidden states of each source, [S, hidden_size], all computed as one batch."""
+class SourceEncoder(ItemEncoder):
+    """Turns sources into what the decoder reads: their hidden states, [S, hidden_size]."""
 
 
 class CrossLayer(DecoderLayer):

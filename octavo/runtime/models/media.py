@@ -32,36 +32,15 @@ _TEXT = "model.language_model.|language_model.|model.text_model.|"
 """What stands before the names of the text model, in checkpoints of transformers 5 and 4."""
 
 
-class MediaEncoder(nn.Module, ABC):
-    """An encoder keeps its weights unquantized, on every rank as its layers are split.
+class ItemEncoder(nn.Module, ABC):
+    """Turns images, sounds or source texts into what the model reads."""
 
-    WEIGHTS: names in the checkpoint, without "model.", to parameters, which begin with "encoder."
-    """
-
-    WEIGHTS: ClassVar[Mapping[str, Target]]
-    PREFIX: ClassVar[str] = ""
-    """What stands before all names, with | behind it."""
     has_patch_positions: ClassVar[bool] = False
     """The rope of the text model counts time, rows and columns of patches, as `patch_positions` says."""
     num_deep_layers: int = 0
     """So many first layers of the text model add to their outputs what stands beside the embeddings."""
-
-    @abstractmethod
-    def __init__(self, config: Config, build: BuildContext) -> None:
-        """Construct from the whole config, with parameters still to be loaded.
-
-        Raises BadCheckpoint, Unsupported.
-        """
-        super().__init__()
-        self.compute_dtype = build.compute_dtype
-
-    def unused(self) -> tuple[str, ...]:
-        """Return patterns of tensors that nothing reads."""
-        return ()
-
-    def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
-        """Return time, row and column of each placeholder, [3, N] int64 for every run of them, from 0 on."""
-        raise NotImplementedError
+    compute_dtype: torch.dtype
+    """Of pixels, where there are some."""
 
     @abstractmethod
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
@@ -88,6 +67,34 @@ class MediaEncoder(nn.Module, ABC):
     def sample(self, numbers: int, device: torch.device) -> Features | None:
         """Return a black image of about so many numbers, to measure with; None if none is captured."""
         return None
+
+
+class MediaEncoder(ItemEncoder):
+    """An encoder keeps its weights unquantized, on every rank as its layers are split.
+
+    WEIGHTS: names in the checkpoint, without "model.", to parameters, which begin with "encoder."
+    """
+
+    WEIGHTS: ClassVar[Mapping[str, Target]]
+    PREFIX: ClassVar[str] = ""
+    """What stands before all names, with | behind it."""
+
+    @abstractmethod
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        """Construct from the whole config, with parameters still to be loaded.
+
+        Raises BadCheckpoint, Unsupported.
+        """
+        super().__init__()
+        self.compute_dtype = build.compute_dtype
+
+    def unused(self) -> tuple[str, ...]:
+        """Return patterns of tensors that nothing reads."""
+        return ()
+
+    def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
+        """Return time, row and column of each placeholder, [3, N] int64 for every run of them, from 0 on."""
+        raise NotImplementedError
 
 
 def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.lru import LRU
-from octavo.runtime.models.media import SIZES, Features, MediaEncoder
+from octavo.runtime.models.media import SIZES, Features, ItemEncoder
 from octavo.runtime.platforms.platform import Capture
 
 Inputs = dict[str, Tensor]
@@ -34,7 +34,7 @@ class _Batch:
 class EncoderGraphs:
     """Encodes with an encoder that may change its place, of which `clear` has to be told."""
 
-    def __init__(self, encoder: Callable[[], MediaEncoder], capture: Capture | None) -> None:
+    def __init__(self, encoder: Callable[[], ItemEncoder], capture: Capture | None) -> None:
         """capture: None = nothing is captured"""
         self._encoder, self._capture = encoder, capture
         self._known: LRU[Any, _Batch] = LRU(_MOST_BATCHES)
@@ -44,7 +44,7 @@ class EncoderGraphs:
         self._known.clear()
 
     def encode(self, items: Sequence[Inputs]) -> list[Tensor]:
-        """See MediaEncoder.encode; the results are the caller's."""
+        """See ItemEncoder.encode; the results are the caller's."""
         encoder, numbers = self._encoder(), sum(each.numel() for item in items for each in item.values())
         if self._capture is None or numbers > _MOST_NUMBERS:
             return encoder.encode([_normalised(item, encoder) for item in items])
@@ -70,7 +70,7 @@ class EncoderGraphs:
 
 
 @torch.inference_mode()
-def encode_sample(encoder: MediaEncoder, device: torch.device) -> None:
+def encode_sample(encoder: ItemEncoder, device: torch.device) -> None:
     """Encode what is as large as the largest batch that may be captured: its memory is measured."""
     if (sample := encoder.sample(_MOST_NUMBERS, device)) is not None:
         encoder.encode([_normalised(sample, encoder)])
@@ -81,7 +81,7 @@ def _size(name: str, given: Tensor) -> tuple[Any, ...]:
     return name, given.dtype, tuple(given.shape), tuple(given.tolist()) if name in SIZES else ()
 
 
-def _normalised(inputs: Features, encoder: MediaEncoder) -> Inputs:
+def _normalised(inputs: Features, encoder: ItemEncoder) -> Inputs:
     """Look up what pixels of uint8 become, in a table of each channel, their second axis."""
     inputs = dict(encoder.pixels(inputs))
     if (levels := inputs.get("levels")) is None:

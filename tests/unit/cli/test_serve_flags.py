@@ -21,6 +21,7 @@ def served(monkeypatch):
     monkeypatch.setattr(serve, "load_object", lambda target: lambda *given: calls.append(given))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(serve, "leave", sys.exit)
+    monkeypatch.setattr(serve, "start_ahead", lambda module: None)
     for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return calls
@@ -130,6 +131,7 @@ def test_what_ends_the_server_is_the_last_line(error, status, monkeypatch, capsy
         raise error
 
     monkeypatch.setattr(serve, "load_object", lambda target: fail)
+    monkeypatch.setattr(serve, "start_ahead", lambda module: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert main(["serve", "--port", "0"]) == status
     assert capsys.readouterr().err.splitlines()[-1] == f"octavo: error: {error}"
