@@ -24,6 +24,7 @@ _TIMES = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 _DONE = -1
 """Nothing more."""
 _MAX_TERMS = 50_000
+"""A grammar that makes more is given up."""
 _MAX_PARTS = 64
 _ASCII = 0x80
 
@@ -84,7 +85,7 @@ class GrammarResidues:
             _, parts, behind = self._terms[next_]
             found.setdefault(behind, set()).update(parts)
         self._is_clear &= len(self._terms) < _MAX_TERMS
-        if len(found) != 1:
+        if len(found) != 1 or not self._is_clear:
             raise Unclear
         [(behind, together)] = found.items()
         if len(together) > _MAX_PARTS:

@@ -7,7 +7,6 @@ Keeps what is prepared by content, bounded in bytes.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.media import EMBEDS, MediaItem, Source
 
 _WHOLE = "processor_config.json"
-_PIECE, _NUM_THREADS = 1 << 19, 4
-"""Bytes of contents that one thread hashes at a time, and how many do."""
 
 
 class MediaReader:
@@ -321,15 +318,8 @@ def _parts(content: Any) -> Iterator[bytes]:
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
-    """Hash parts and where they end; of a long one the hashes of its pieces, by threads."""
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part if len(part) <= _PIECE else _digests(memoryview(part)))
+        digest.update(part)
     return digest.digest()
-
-
-def _digests(part: memoryview) -> bytes:
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        pieces = threads.map(sha256, (part[at : at + _PIECE] for at in range(0, len(part), _PIECE)))
-        return b"".join(piece.digest() for piece in pieces)

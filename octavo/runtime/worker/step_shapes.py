@@ -9,6 +9,7 @@ FEWEST_TOKENS = 64
 """Of chunks; more than there are chunks: as many tokens as rows would be a decoding step."""
 CHUNKS = (8, 32)
 AT_ONCE, _MOST_USUAL = 5, 256
+"""Sizes that are captured before a start is over, and rows up to which all sizes are usual."""
 
 
 class Shape(NamedTuple):

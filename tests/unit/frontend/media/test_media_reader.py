@@ -119,7 +119,7 @@ def test_images_of_many_prompts_are_prepared_side_by_side(llm, monkeypatch):
 
 
 def test_every_byte_of_a_large_image_counts(llm):
-    """Contents are hashed in pieces; a pixel in any of these tells images apart."""
+    """A pixel anywhere tells images apart."""
     images, black = [], np.zeros((900, 700, 3), np.uint8)
     for row, column in ((None, None), (0, 0), (450, 0), (899, 699)):
         images.append(black.copy())
