@@ -96,7 +96,8 @@ async def test_openai_client(client):
     made = await transcribe(client)
     assert made.text and made.usage.type == "duration" and made.usage.seconds == 2
     assert (await transcribe(client, wav(make_audio(5)))).text != made.text
-    assert (await transcribe(client, prompt="zz")).text != made.text
+    assert (told := (await transcribe(client, prompt="zz")).text) != made.text
+    assert (await transcribe(client, extra_body=MORE | {"hotwords": "zz"})).text == told
     translated = await client.audio.translations.create(model="w", file=("a.wav", SHORT), extra_body=MORE)
     assert translated.text and translated.text != made.text
 
@@ -209,6 +210,8 @@ SVG = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
         (SHORT, {"language": "xx"}, 400, r"Unsupported language: 'xx'. Language must be one of de, en, fr"),
         (SHORT, {"response_format": "xml"}, 400, r"response_format"),
         (SHORT, {"temperature": "9"}, 400, r"temperature"),
+        (SHORT, {"use_beam_search": "true"}, 400, r"use_beam_search must be false"),
+        (SHORT, {"n": "2"}, 400, r"n"),
         (SHORT, {"response_format": "srt", "stream": "true"}, 400, r"srt format doesn't support streaming"),
         (SHORT, {"timestamp_granularities[]": "word"}, 400, r"response_format=verbose_json"),
         (SHORT, {"volume": "11"}, 400, r"Unknown field 'volume'"),

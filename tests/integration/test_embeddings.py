@@ -286,13 +286,19 @@ async def test_pooling_gives_a_vector_per_token(client):
     assert np.array(item["data"]).shape == (4, 384)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("bfloat16", torch.bfloat16), ("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)],
+)
 @on_one_loop
-async def test_metadata_of_bytes(client):
-    body = {"input": TEXTS[3:6], "encoding_format": "bytes", "embed_dtype": "bfloat16"}
-    answer = await client.post("/v1/embeddings", json=body)
+async def test_metadata_of_bytes(client, name, dtype):
+    body = {"input": TEXTS[3:6], "encoding_format": "bytes"}
+    plain = (await client.post("/v1/embeddings", json=body)).content
+    answer = await client.post("/v1/embeddings", json=body | {"embed_dtype": name})
     places = json.loads(answer.headers["metadata"])["data"]
-    assert [place["end"] - place["start"] for place in places] == [768] * 3
-    assert places[-1]["end"] == len(answer.content)
+    assert [place["end"] - place["start"] for place in places] == [384 * dtype.itemsize] * 3
+    expected = torch.frombuffer(bytearray(plain), dtype=torch.float32).to(dtype)
+    assert answer.content == expected.view(torch.uint8).numpy().tobytes()
 
 
 BAD = [
@@ -310,6 +316,10 @@ BAD = [
     ({"input": "a", "prompt_name": "query"}, "prompt_name"),
     ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
     ({"input": ["a", 1]}, "input must be"),
+    (
+        {"messages": [[{"role": "user", "content": "a"}], {"role": "user", "content": "a"}]},
+        "messages must be",
+    ),
 ]
 
 

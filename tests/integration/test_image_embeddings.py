@@ -40,6 +40,22 @@ async def test_pictures_and_texts(server):
     assert np.abs(told - np.array(plain["embedding"])).max() <= 1e-6
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+async def test_several_conversations(server, field):
+    """Each has a vector; one may stand in either field."""
+    chats = [[{"role": "user", "content": [text(words)]}] for words in ("5 6 7", "8")]
+    plain = (await server.post("/v1/embeddings", json={"input": ["5 6 7", "8"]})).json()["data"]
+    for given, expected in ((chats, plain), (chats[0], plain[:1])):
+        found = (await server.post("/v1/embeddings", json={field: given})).json()["data"]
+        assert (
+            np.abs(np.array([a["embedding"] for a in found]) - [b["embedding"] for b in expected]).max()
+            <= 1e-6
+        )
+    for mixed in ([chats[0], chats[1][0]], [chats[0], []], [chats[0], "8"]):
+        answer = await server.post("/v1/embeddings", json={field: mixed})
+        assert answer.status_code == 400, answer.text
+
+
 async def test_coheres_images(server):
     images = make_images(3)
     answer = await server.post("/v2/embed", json={"images": [data_url(image) for image in images]})

@@ -44,6 +44,8 @@ class TranscriptionFields(Struct, kw_only=True):
     """A code such as en; left out, the model finds it out."""
     prompt: Annotated[str, Meta(max_length=10_000)] | None = None
     """A text that the speech goes on from, or that has its names and its style."""
+    hotwords: Annotated[str, Meta(max_length=10_000)] | None = None
+    """Words to expect; they stand before `prompt`."""
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     timestamp_granularities: list[Literal["segment", "word"]] = []
     """With verbose_json; segment if it is left out."""
@@ -70,6 +72,9 @@ class TranscriptionFields(Struct, kw_only=True):
     include: list[str] = []
     chunking_strategy: str | None = None
     """auto is the only one: long audio is always cut where it is quiet."""
+    use_beam_search: bool = False
+    """False alone: poor windows are decoded again instead."""
+    n: Literal[1] = 1
 
 
 class AudioUsage(Struct):
@@ -143,7 +148,7 @@ async def _answer(request: Request, task: Task) -> Response:
         content,
         task,
         fields.language or "",
-        fields.prompt or "",
+        " ".join(filter(None, (fields.hotwords, fields.prompt))),
         has_times=fields.response_format in _WITH_TIMES,
         fallback=_fallback(fields),
     )
@@ -272,6 +277,8 @@ def _check(fields: TranscriptionFields, task: Task) -> None:
         )
     if fields.timestamp_granularities and fields.response_format != "verbose_json":
         raise wrong("timestamp_granularities", "need response_format=verbose_json")
+    if fields.use_beam_search:
+        raise wrong("use_beam_search", "must be false: beams would not follow the rules of time marks")
     if fields.to_language not in (None, "en") or (fields.to_language and task == "transcribe"):
         raise wrong("to_language", "must be en, of a translation")
     if fields.chunking_strategy not in (None, "auto"):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
-from octavo.serving.openai.protocol import Messages, Positive, Priority, RequestFields
+from octavo.serving.openai.protocol import MAX_MESSAGES, Message, Positive, Priority, RequestFields
 
 T = TypeVar("T")
 MAX_INPUTS = 8192
@@ -18,22 +18,31 @@ Input = Annotated[
                 {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
                 {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
                 {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}, "minItems": 1},
+                {"type": "array", "items": {"type": "object"}, "minItems": 1},
+                {"type": "array", "items": {"type": "array", "items": {"type": "object"}}, "minItems": 1},
                 {"type": "null"},
             ]
         }
     ),
 ]
-"""A text, token ids, or a list of either."""
+"""A text, token ids, or a list of either; a conversation, or a list of them."""
+Chats = Annotated[
+    list[Message | Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]],
+    Meta(min_length=1, max_length=MAX_INPUTS),
+]
+"""A conversation, or a list of them."""
 
 
 class PoolingFields(RequestFields, kw_only=True):
     """What all requests to pooling models have in common."""
 
     use_activation: bool | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    """Has no effect: texts are padded where the model was trained so (SigLIP), and nowhere else."""
 
 
 Encoding = Literal["float", "base64", "bytes", "bytes_only"]
-NumberType = Literal["float32", "float16", "bfloat16"]
+NumberType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 ByteOrder = Literal["native", "little", "big"]
 
 
@@ -46,10 +55,10 @@ class EmbeddingFormat(NamedTuple):
 
 
 class InputFields(PoolingFields, kw_only=True):
-    """Texts, or one conversation."""
+    """Texts, or conversations."""
 
     input: Input = None
-    messages: Messages | None = None
+    messages: Chats | None = None
     """Laid out by the chat template."""
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

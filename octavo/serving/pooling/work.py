@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, wrong
 from octavo.base.foreign import NO_POOLING
 from octavo.config.pooling import PoolingConfig
 from octavo.frontend.async_pooling import pool
@@ -24,6 +24,7 @@ from octavo.serving.errors import HTTPError
 from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.generation import take_fault
 from octavo.serving.openai.prompts import one_or_several
+from octavo.serving.openai.protocol import Message
 from octavo.serving.pooling.protocol import MAX_INPUTS, InputFields, PoolingFields, PoolingUsage
 from octavo.serving.registry import Route
 from octavo.serving.streaming import leaving, unless_gone
@@ -54,10 +55,10 @@ class PoolingWork:
         """The texts of a body, with the model's prompt before them. Raises RequestError."""
         if (body.input is None) == (body.messages is None):
             raise RequestError("Give input or messages, one of them.", "input")
-        if body.messages is not None:
+        if (chats := _chats_of(body)) is not None:
             options = {"add_generation_prompt": bool(body.add_generation_prompt)}
             kwargs = {"chat_template_kwargs": body.chat_template_kwargs} if body.chat_template_kwargs else {}
-            return [await self.caller.engine.render(body.messages, **options, **kwargs)]
+            return [await self.caller.engine.render(chat, **options, **kwargs) for chat in chats]
         texts = one_or_several(body.input, "input", MAX_INPUTS)
         return [self.instructed(prompt, body.prompt_name) for prompt in texts]
 
@@ -149,6 +150,25 @@ def check_pooling(caller: Caller, path: str) -> None:
     """Raise HTTPError (404) if the model generates."""
     if caller.engine.config.pooling is None:
         raise HTTPError(404, f"{path} is not there: {NO_POOLING}.")
+
+
+def _chats_of(body: InputFields) -> list[list[Message]] | None:
+    """The conversations of a body, in messages or in input; None if it has texts. Raises RequestError."""
+    given: Any
+    field, given = ("input", body.input) if body.messages is None else ("messages", body.messages)
+    chats: list[Any]
+    match given:
+        case [{}, *_]:
+            chats = [given]
+        case [[{}, *_], *_]:
+            chats = given
+        case _:
+            if field == "input":
+                return None
+            chats = [given]
+    if all(isinstance(chat, list) and set(map(type, chat)) == {dict} for chat in chats):
+        return chats
+    raise wrong(field, "must be one conversation or a list of conversations, each a list of messages")
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> PoolingUsage:
