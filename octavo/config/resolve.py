@@ -37,14 +37,16 @@ from octavo.config.speculative import (
     check_draft,
     flattened,
     method_of,
+    names_class,
     speculation,
+    with_short,
 )
 
 logger = get_logger(__name__)
 C = TypeVar("C")
 
 _LOWEST = {"max_model_len": FIT, "cpu_offload_experts": ALL_LAYERS}
-_LOWEST |= dict.fromkeys(("max_logprobs", "max_num_queued_reqs", "data_parallel_rank"), -1)
+_LOWEST |= dict.fromkeys(("max_logprobs", "max_num_queued_reqs", "data_parallel_rank", "spec_tokens"), -1)
 """Numbers that may be below 0; every seed may."""
 
 
@@ -82,7 +84,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     if (num_stages := parallel.pipeline_parallel_size) > 1 and pooling is not None:
         raise Unsupported(f"pipeline_parallel_size={num_stages}: pooling models run in one stage.")
     if model.enable_return_routed_experts and (
-        num_stages > 1 or pooling is not None or args.speculative_config
+        num_stages > 1 or pooling is not None or with_short(args.speculative_config, args)
     ):
         text = "for models that generate, in one stage only, without speculation"
         raise Unsupported(f"enable_return_routed_experts: {text}.")
@@ -284,18 +286,19 @@ def _cache(args: EngineArgs, device_kind: str, dtype: str) -> CacheConfig:
     )
 
 
+def _method_of(model: str, revision: str, download_dir: str) -> str:
+    """Return how `model` guesses, by what it is."""
+    if names_class(model) and not Path(model).exists():
+        return CUSTOM
+    return method_of(read_checkpoint(locate(model, revision=revision, download_dir=download_dir)).config)
+
+
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
     scheduler = _part(args, SchedulerConfig)
     _check_weights(scheduler.fair_weights)
-    short = (scheduler.spec_method, scheduler.spec_model, scheduler.spec_tokens)
-    named = zip(("method", "model", "num_speculative_tokens"), short, strict=True)
-    speculative: dict[str, Any] = {
-        name: value for name, value in named if value
-    } | scheduler.speculative_config
-    if isinstance(speculative.get("model"), str) and not speculative.get("method"):
-        revision = speculative.get("revision") or ""
-        folder = locate(speculative["model"], revision=revision, download_dir=args.download_dir)
-        speculative["method"] = method_of(read_checkpoint(Path(folder)).config)
+    speculative = with_short(scheduler.speculative_config, scheduler)
+    if isinstance(model := speculative.get("model"), str) and model and not speculative.get("method"):
+        speculative["method"] = _method_of(model, speculative.get("revision") or "", args.download_dir)
     wanted = speculation(speculative)  # refuses what it does not know
     has_drafter = wanted is not None and wanted.method in BY_WORKERS
     if wanted and has_drafter and scheduler.steps_in_flight > 2:

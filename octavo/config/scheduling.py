@@ -39,7 +39,9 @@ class SchedulerConfig(metaclass=Concern):
     )
     spec_method: str = option("", "Short for the method of speculative_config.")
     spec_model: str = option("", "Short for the model of speculative_config, which guesses tokens.")
-    spec_tokens: int = option(0, "Short for the num_speculative_tokens of speculative_config.")
+    spec_tokens: int = option(
+        -1, "Short for the num_speculative_tokens of speculative_config; -1 = not given."
+    )
     max_loras: int = option(8, "Maximum number of different LoRA adapters in one step.")
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")
 

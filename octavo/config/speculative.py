@@ -22,7 +22,11 @@ WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
 BY_WORKERS = (*WITH_WEIGHTS, "ngram_gpu")
 """Guess on the device behind each step; ngram_gpu looks up the last tokens there."""
 METHODS = (*LOOKUPS, *BY_WORKERS)
-_MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
+_MODEL = (
+    f"The methods that take a model: {', '.join(WITH_WEIGHTS)}. Those without one have to be named: "
+    f"{', '.join((*LOOKUPS, 'ngram_gpu', 'mtp'))}."
+)
+_SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -94,12 +98,30 @@ class Speculation(NamedTuple):
         return min(self.most, next(rows, self.most))
 
 
+def with_short(config: Mapping[str, Any], short: object) -> dict[str, Any]:
+    """Return the option with what the short ones beside it say. Raises ConfigError for what both say."""
+    config = {str(name).replace("-", "_"): value for name, value in config.items()}
+    for name, key in _SHORT.items():
+        if (value := getattr(short, name)) not in ("", -1):
+            if key in config:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} and --speculative-config[{key!r}] are mutually exclusive.")
+            config[key] = value
+    return config
+
+
+def names_class(model: str) -> bool:
+    """Return True for what can only be a class of the user's own, package.module.Class."""
+    parts = model.split(".")
+    return len(parts) > 1 and all(map(str.isidentifier, parts))
+
+
 def speculation(config: Mapping[str, Any]) -> Speculation | None:
     """Return what the option asks for, None for nothing. Raises ConfigError, Unsupported."""
     if not config:
         return None
     _check_keys(config)
-    method = config.get("method") or ("draft_model" if config.get("model") else LOOKUPS[0])
+    method = config.get("method") or "draft_model"
     method = "mtp" if method.endswith("_mtp") else method
     if method not in METHODS:
         raise Unsupported(f"Unsupported speculative method: {method!r}. Use {' or '.join(METHODS)}.")
@@ -129,7 +151,7 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         most_match=_whole(config, "suffix_decoding_max_tree_depth", 24, 1 << 10),
         most_cached=_whole(config, "suffix_decoding_max_cached_requests", 10_000, 1 << 20, least=0),
         most_factor=_number(config, "suffix_decoding_max_spec_factor", 1.0, 100.0),
-        least_chance=_number(config, "suffix_decoding_min_token_prob", 0.1, 1.0),
+        least_chance=_number(config, "suffix_decoding_min_token_prob", 0.1, 1.0, or_zero=True),
     )
 
 
@@ -254,8 +276,11 @@ def _whole(config: Mapping[str, Any], name: str, default: int, most: int, least:
     return value
 
 
-def _number(config: Mapping[str, Any], name: str, default: float, most: float) -> float:
+def _number(
+    config: Mapping[str, Any], name: str, default: float, most: float, *, or_zero: bool = False
+) -> float:
     value = default if config.get(name) is None else config[name]
-    if type(value) not in (int, float) or not 0 < value <= most:
-        raise ConfigError(f"{name} must be a number above 0 and up to {most:g}, got {value!r}.")
+    if type(value) not in (int, float) or not (0 < value <= most or (or_zero and value == 0)):
+        least = "from 0" if or_zero else "above 0 and up"
+        raise ConfigError(f"{name} must be a number {least} to {most:g}, got {value!r}.")
     return float(value)

@@ -230,7 +230,7 @@ class Repeats(Drafter):
 
 
 def test_a_drafter_of_the_users_own(folders, tokenizer, plain):
-    config = {"method": "custom_class", "model": f"{__name__}.Repeats", "num_speculative_tokens": 2}
+    config = {"model": f"{__name__}.Repeats", "num_speculative_tokens": 2}  # a class can be nothing else
     with LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config) as llm:
         assert results(llm) == plain
         assert drafted(llm)[0] > 100

@@ -120,8 +120,9 @@ def test_what_is_refused(tmp_path):
     windows = save(make_oracle(tiny_config("MixtralForCausalLM")), tmp_path / "windows")
     with pytest.raises(Unsupported, match="a layer that sees the whole context"):
         LLM(str(windows), **OPTIONS)
-    with pytest.raises(Unsupported, match="in one stage only"):
-        LLM(str(windows), **OPTIONS, pipeline_parallel_size=2)
+    for options in ({"pipeline_parallel_size": 2}, {"spec_method": "ngram"}):
+        with pytest.raises(Unsupported, match="in one stage only, without speculation"):
+            LLM(str(windows), **OPTIONS, **options)
 
 
 @pytest.mark.matrix

@@ -30,6 +30,8 @@ _MOST_KEPT = 512
 """Tokens of ended requests that are taken as examples between two steps, so that none is late for them."""
 _MANY, _PATIENCE, _REST = 8, 8, 4
 """Where so many run and so often in a row no guess was worth it, one step in so many looks for some."""
+_LONG, _LONG_REST = 64, 16
+"""The same where it was not for long."""
 _MOST_TENANTS = 64
 """Whose outputs are kept, however few they are."""
 
@@ -72,7 +74,9 @@ class Candidate(NamedTuple):
     @property
     def worth(self) -> Array:
         """Return what each of them adds to the logarithm of the request's pace."""
-        return np.diff(np.log1p(self.chances.cumsum()), prepend=0.0)
+        worth: Array = np.log1p(self.chances.cumsum())
+        worth[1:] -= worth[:-1].copy()
+        return worth
 
 
 class Drafting:
@@ -87,8 +91,8 @@ class Drafting:
         self._ended: deque[tuple[tuple[str, str], list[int], int]] = deque(maxlen=1024)
         """Tenants and examples that are still to be taken, from a place on; the oldest go first."""
         self._num_drafts = self._num_draft_tokens = self._num_running = self._num_vain = 0
-        self._num_accepted = np.zeros(wanted.most, np.int64)
-        """By place in the draft."""
+        self._num_accepted: list[int] = []
+        """By place in the draft, as far as any came true."""
 
     def counts_behind(self, plan: StepPlan) -> list[int]:
         """Return how many tokens the workers shall guess, by place in the plan; [] = none."""
@@ -97,7 +101,8 @@ class Drafting:
     def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """Return tokens that are worth computing behind the last one, for those requests that get some."""
         self._num_running, self._num_vain = len(running), self._num_vain + 1
-        if len(running) >= _MANY and self._num_vain > _PATIENCE and self._num_vain % _REST:
+        rest = _REST if self._num_vain < _LONG else _LONG_REST
+        if len(running) >= _MANY and self._num_vain > _PATIENCE and self._num_vain % rest:
             return {}
         ready = [request for request in running if self._is_ready(request)]
         candidates = [found for request in ready if (found := self._candidate(request)) is not None]
@@ -159,7 +164,9 @@ class Drafting:
             self._num_drafts += num_drafts > 0
             self._num_draft_tokens += num_drafts
             num_accepted = len(result.sampled_token_ids[place]) - 1
-            self._num_accepted[:num_accepted] += 1
+            self._num_accepted += [0] * (num_accepted - len(self._num_accepted))
+            for number in range(num_accepted):
+                self._num_accepted[number] += 1
             plan.requests[place].drafts.note(num_drafts, num_accepted)  # its last output has these counts
         num_requests = len(plan.requests)
         if sum(plan.num_scheduled) == num_requests:
@@ -174,7 +181,7 @@ class Drafting:
     def count(self, stats: SchedulerStats) -> None:
         """Enter what was guessed since the start."""
         stats.num_drafts, stats.num_draft_tokens = self._num_drafts, self._num_draft_tokens
-        stats.num_accepted_by_position = np.trim_zeros(self._num_accepted, "b").tolist()
+        stats.num_accepted_by_position = list(self._num_accepted)
         stats.num_accepted_tokens = sum(stats.num_accepted_by_position)
 
     def _compare(self, request: Request, token_ids: list[int]) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError, Unsupported
-from octavo.config.speculative import Speculation, method_of, speculation
+from octavo.config.scheduling import SchedulerConfig
+from octavo.config.speculative import Speculation, method_of, names_class, speculation, with_short
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.corpus import MOST_TOKENS, Corpus
 from octavo.engine.speculation.drafting import Candidate, Drafting, Known
@@ -184,48 +185,53 @@ def test_many_do_not_pay_for_what_one_gains():
         assert (drafting._least_worth(worth, 16, costs) < np.inf) == is_worth
 
 
-@pytest.mark.parametrize(("num_running", "num_looked"), [(7, 40), (8, 16)])
+@pytest.mark.parametrize(("num_running", "num_looked"), [(7, 200), (8, 30)])
 def test_where_many_gain_nothing_guesses_are_sought_now_and_then(monkeypatch, num_running, num_looked):
     drafting, looked = Drafting(speculation({"method": "ngram"}), 64), []
     monkeypatch.setattr(Drafting, "_is_ready", lambda drafting, request: looked.append(request))
-    for _ in range(40):
+    for _ in range(200):
         assert drafting.propose(range(num_running)) == {}
     assert len(looked) == num_looked * num_running
     monkeypatch.setattr(Drafting, "_choose", lambda *args: [(Candidate("request", Known([5, 6]), None), 1)])
-    assert [drafting.propose(range(8)) for _ in range(4)][-1] == {"request": [5]}
+    assert [drafting.propose(range(8)) for _ in range(8)][-1] == {"request": [5]}
     looked.clear()
     drafting.propose(range(8))
     assert looked, "one that gained something is looked at in each step again"
 
 
-SYNTHETIC = {"rejection_sample_method": "synthetic"}
+NGRAM = {"method": "ngram"}
+SYNTHETIC = NGRAM | {"rejection_sample_method": "synthetic"}
+NO_MODEL = "provided but without speculative model"
 
 
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
         ({"method": "dspark"}, Unsupported, "speculative method: 'dspark'. Use ngram"),
-        ({"method": "eagle3"}, ConfigError, "provided but without speculative model"),
+        ({"method": "eagle3"}, ConfigError, NO_MODEL),
         ({"method": "magic"}, Unsupported, "Unsupported speculative method: 'magic'"),
-        ({"method": "draft_model"}, ConfigError, "provided but without speculative model"),
+        ({"method": "draft_model"}, ConfigError, NO_MODEL),
+        ({"num_speculative_tokens": 3}, ConfigError, NO_MODEL),
+        ({"prompt_lookup_max": 3}, ConfigError, NO_MODEL),
         ({"method": "ngram", "model": "x"}, ConfigError, "'ngram' takes no model"),
         ({"model": 3}, ConfigError, "model must be a text"),
         ({"model": "x", "num_speculative_tokens": -1}, ConfigError, r"greater than zero \(-1\)"),
         ({"model": "x", "parallel_drafting": True}, Unsupported, "parallel_drafting=True is not supported"),
-        ({"method": "custom_class"}, ConfigError, "provided but without speculative model"),
-        ({"draft_sample_method": "beam"}, Unsupported, "'beam' is not supported. Use probabilistic"),
-        ({"synthetic_acceptance_length": 3}, ConfigError, "and nothing else takes them"),
+        ({"method": "custom_class"}, ConfigError, NO_MODEL),
+        (NGRAM | {"draft_sample_method": "beam"}, Unsupported, "'beam' is not supported. Use probabilistic"),
+        (NGRAM | {"synthetic_acceptance_length": 3}, ConfigError, "and nothing else takes them"),
         (SYNTHETIC | {"synthetic_acceptance_length": 99}, ConfigError, "must be from 1 to 25, got 99"),
         (SYNTHETIC | {"synthetic_acceptance_rates": [0.2, 0.5]}, ConfigError, "none above the one before it"),
-        ({"num_speculative_tokens_per_batch_size": [[2, 1, 3]]}, ConfigError, r"1 <= from <= to"),
-        ({"num_speculative_tokens_per_batch_size": 3}, ConfigError, "got 3"),
-        ({"num_speculative_tokens": 0}, ConfigError, r"tokens to be greater than zero \(0\)"),
-        ({"num_speculative_tokens": 2.5}, ConfigError, "must be a whole number"),
-        ({"num_speculative_tokens": 129}, ConfigError, "got 129"),
-        ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "must be <= prompt_lookup_max=2"),
-        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ConfigError, "number above 0"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 1, 3]]}, ConfigError, r"1 <= from <= to"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": 3}, ConfigError, "got 3"),
+        (NGRAM | {"num_speculative_tokens": 0}, ConfigError, r"tokens to be greater than zero \(0\)"),
+        (NGRAM | {"num_speculative_tokens": 2.5}, ConfigError, "must be a whole number"),
+        (NGRAM | {"num_speculative_tokens": 129}, ConfigError, "got 129"),
+        (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "be <= prompt_lookup_max=2"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ConfigError, "number from 0 to 1"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 0}, ConfigError, "number above 0"),
         (SYNTHETIC, ConfigError, "needs either synthetic_acceptance_rates or"),
-        ({"rejection_sample_method": "typical"}, Unsupported, "Use equality or standard or block or"),
+        (NGRAM | {"rejection_sample_method": "typical"}, Unsupported, "Use equality or standard or block or"),
         ({"tokens": 2}, ConfigError, "has no tokens. Known: method"),
     ],
 )  # fmt: skip
@@ -241,12 +247,40 @@ def test_what_is_left_out_has_defaults():
     assert speculation(
         SYNTHETIC | {"num_speculative_tokens": 3, "synthetic_acceptance_length": 2.5}
     ).rates == (1, 0.5, 0)
-    assert speculation({"prompt_lookup_max": 2})[2:4] == (2, 2)
+    assert speculation(NGRAM | {"prompt_lookup_max": 2})[2:4] == (2, 2)
     assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0
+    assert speculation({"method": "suffix", "suffix_decoding_min_token_prob": 0}).least_chance == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"spec_method": "ngram", "spec_tokens": 0}, ConfigError, r"greater than zero \(0\)"),
+        ({"spec_method": "ngram", "spec_tokens": 129}, ConfigError, "got 129"),
+        ({"spec_tokens": 3}, ConfigError, NO_MODEL),
+        (
+            {"spec_method": "suffix", "speculative_config": NGRAM},
+            ConfigError,
+            r"--spec-method and --speculative-config\['method'\] are mutually exclusive",
+        ),
+    ],
+)
+def test_short_options_are_judged_alike(given, error, says):
+    with pytest.raises(error, match=says):
+        speculation(with_short(given.get("speculative_config", {}), SchedulerConfig(**given)))
+
+
+def test_short_options_say_the_same():
+    long = {"method": "suffix", "num-speculative-tokens": 3}
+    short = SchedulerConfig(spec_method="suffix", spec_tokens=3)
+    assert with_short({}, short) == with_short(long, SchedulerConfig())
+    assert with_short({}, SchedulerConfig()) == {}
 
 
 def test_a_table_says_how_many_by_requests():
-    wanted = speculation({"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2], [17, 99, 0]]})
+    wanted = speculation(
+        NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2], [17, 99, 0]]}
+    )
     assert [wanted.most_of(count) for count in (1, 4, 5, 16, 17, 200)] == [5, 5, 2, 2, 0, 24]
 
 
@@ -264,3 +298,8 @@ def test_a_table_says_how_many_by_requests():
 )
 def test_a_config_tells_of_its_method(draft, method):
     assert method_of(draft) == method
+
+
+def test_what_can_only_be_a_class_is_one():
+    assert names_class("package.module.Class")
+    assert not any(map(names_class, ("org/model.v1", "smollm2", "Llama-3.2-1B.Q4", "a.2b")))
