@@ -53,16 +53,14 @@ async def run_load(target: Target, load: Load) -> Run:
         ask = _Bounded(target, load, done)
         await asyncio.gather(*(ask(first, load.models[0]) for _ in range(load.num_warmups)))
     before = await read_page(target)
-    probes: list[Timing] = []
-    prober = asyncio.create_task(_probe(target, load, probes)) if load.probe_rate else None
+    is_over = asyncio.Event()
+    prober = asyncio.create_task(_probe(target, load, is_over)) if load.probe_rate else None
     with _progress(len(load.samples), "requests", load.show_progress) as done, _no_garbage_collection():
         start = time.perf_counter()
         timings = await _send_all(_Bounded(target, load, done), load, start)
         duration = time.perf_counter() - start
-    if prober:
-        prober.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await prober
+    is_over.set()
+    probes = await prober if prober else []
     return Run(timings, duration, before, await read_page(target), probes)
 
 
@@ -95,10 +93,14 @@ async def _send_all(
     return await asyncio.gather(*tasks)
 
 
-async def _probe(target: Target, load: Load, probes: list[Timing]) -> None:
-    while True:
+async def _probe(target: Target, load: Load, is_over: asyncio.Event) -> list[Timing]:
+    """Return the probes; the one that is under way at the end is waited for, as vLLM does."""
+    probes = []
+    while not is_over.is_set():
         probes.append(await target.ask(Sample("Hi", 1, 1), load.models[0], load.extra))
-        await asyncio.sleep(1 / load.probe_rate)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(is_over.wait(), 1 / load.probe_rate)
+    return probes
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`bench serve` against a server with known delays: times, open loop, fields as vLLM's, files, bad input."""
 
+import asyncio
 import json
 import statistics
 
@@ -7,6 +8,9 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError, OctavoError
+from octavo.bench.client import Timing
+from octavo.bench.generated import Sample
+from octavo.bench.load import Load, run_load
 from octavo.bench.report import DETAILS
 from octavo.bench.serve import run
 from octavo.cli.main import main
@@ -184,6 +188,20 @@ def test_warm_ups_probes_and_the_ready_check_are_not_measured(bench_of):
         assert len(server.bodies) - len(probes) == 4 + 3 + 1
     assert result["completed"] == 4 and result["probe_completed"] >= 1
     assert result["probe_median_e2el_ms"] >= 20
+
+
+async def test_the_probe_under_way_at_the_end_is_waited_for_but_not_measured():
+    class Served:
+        async def get(self, path):
+            return ""
+
+        async def ask(self, sample, model, extra):
+            await asyncio.sleep(0.3 if sample.prompt == "Hi" else 0)
+            return Timing(1, success=True)
+
+    load = Load(samples=[Sample("a", 1, 1)], send_times=[0.0], models=["m"], extra={}, probe_rate=0.01)
+    done = await run_load(Served(), load)
+    assert len(done.probes) == len(done.timings) == 1 and done.duration_s < 0.3
 
 
 def test_files(tmp_path, capsys):
