@@ -1,12 +1,13 @@
 """What `octavo route` wins and costs: prefixes that fit one cache but not all, and the time it adds.
 
-    python benchmarks/record.py route python -m benchmarks.route [--rows prefixes,added]
+    python benchmarks/record.py route python -m benchmarks.route [--rows prefixes,added] [--prefix-tokens 256]
 
 prefixes: four servers with the default model, one thread each, on cores of their own where there are ten;
 16 prefixes, of which each cache holds six. `octavo bench serve` asks the router for 8 at once, with the
-policies in turn. Told are requests per second, the median time to the first token, and the tokens that the
-servers had to compute, which no other work on the machine changes. added: the median time of a request to a
-server, and through a router before it, one at a time and in turn; and the router's CPU time for each.
+policies in turn, the first time unmeasured. Told are requests per second, the median time to the first
+token, and the tokens that the servers had to compute, which other work on the machine hardly changes. added:
+the median time of a request to a server, and through a router before it, one at a time and in turn; and the
+router's CPU time for each.
 """
 
 import argparse
@@ -30,24 +31,27 @@ from octavo.names.helpers import get_open_port
 from tests.served_process import ServeProcess
 
 _NUM_SERVERS, _NUM_PREFIXES, _KEPT = 4, 16, 6
-_PREFIX, _SUFFIX, _OUTPUT, _BLOCK = 256, 32, 4, 16
-_NUM_PROMPTS, _AT_ONCE, _ROUNDS = 96, 8, 2
+_SUFFIX, _OUTPUT, _BLOCK = 32, 4, 16
+_NUM_PROMPTS, _AT_ONCE, _ROUNDS = 96, 8, 5
 _NUM_TIMED = 400
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="prefixes,added")
+    parser.add_argument("--prefix-tokens", type=int, default=256)
     args = parser.parse_args()
-    for row in args.rows.split(","):
-        {"prefixes": prefixes, "added": added}[row]()
+    if "prefixes" in args.rows:
+        prefixes(args.prefix_tokens)
+    if "added" in args.rows:
+        added()
 
 
-def prefixes() -> None:
+def prefixes(prefix_tokens: int) -> None:
     """Compare the policies over the same servers; their caches are emptied between."""
-    blocks = _KEPT * -(-(_PREFIX + _SUFFIX + _OUTPUT) // _BLOCK)
+    blocks = _KEPT * -(-(prefix_tokens + _SUFFIX + _OUTPUT) // _BLOCK)
     flags = ["--cpu-threads", "1", "--block-size", str(_BLOCK), "--num-gpu-blocks-override", str(blocks)]
-    flags += ["--max-model-len", "512", "--max-num-seqs", "4", "--dev-mode"]
+    flags += ["--max-model-len", str(2 * prefix_tokens), "--max-num-seqs", "4", "--dev-mode"]
     found: dict[str, list[dict[str, float]]] = {"round_robin": [], "prefix": []}
     with ExitStack() as stack:
         *own, rest = shares(_NUM_SERVERS + 1)
@@ -55,15 +59,16 @@ def prefixes() -> None:
         wait_for(*servers)
         os.sched_setaffinity(0, rest)
         urls = [url for url, _ in servers]
-        for number in range(_ROUNDS):
+        for number in range(1 + _ROUNDS):
             for policy, rows in found.items():
                 with running("route", *urls, "--policy", policy) as place:
                     wait_for(place)
                     for server in urls:
                         httpx.post(f"{server}/reset_prefix_cache", timeout=60).raise_for_status()
                     before = computed(urls)
-                    told = load(place[0], seed=number)
-                    rows.append(told | {"computed_tokens": computed(urls) - before})
+                    told = load(place[0], number, prefix_tokens)
+                    if number:
+                        rows.append(told | {"computed_tokens": computed(urls) - before})
     for policy, rows in found.items():
         row = {name: statistics.median(r[name] for r in rows) for name in rows[0]}
         print(json.dumps({"row": f"policy {policy}", **row}), flush=True)
@@ -73,35 +78,14 @@ def prefixes() -> None:
     print(json.dumps({"row": "prefix / round_robin", **medians}), flush=True)
 
 
-def load(url: str, seed: int) -> dict[str, float]:
+def load(url: str, seed: int, prefix_tokens: int) -> dict[str, float]:
     """Run `octavo bench serve` against the router."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "bench",
-            "serve",
-            "--base-url",
-            url,
-            "--model",
-            "smollm2",
-            "--dataset-name",
-            "prefix_repetition",
-        ]
-        words += [
-            "--prefix-repetition-num-prefixes",
-            _NUM_PREFIXES,
-            "--prefix-repetition-prefix-len",
-            _PREFIX,
-        ]
-        words += ["--prefix-repetition-suffix-len", _SUFFIX, "--prefix-repetition-output-len", _OUTPUT]
-        words += [
-            "--num-prompts",
-            _NUM_PROMPTS,
-            "--max-concurrency",
-            _AT_ONCE,
-            "--seed",
-            seed,
-            "--ignore-eos",
-        ]
+        words = ["bench", "serve", "--base-url", url, "--model", "smollm2", "--seed", seed, "--ignore-eos"]
+        words += ["--num-prompts", _NUM_PROMPTS, "--max-concurrency", _AT_ONCE]
+        words += ["--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", _NUM_PREFIXES]
+        words += ["--prefix-repetition-prefix-len", prefix_tokens, "--prefix-repetition-suffix-len", _SUFFIX]
+        words += ["--prefix-repetition-output-len", _OUTPUT]
         words += ["--save-result", "--result-dir", folder, "--result-filename", "told.json"]
         command = [sys.executable, "-m", "octavo", *map(str, words)]
         subprocess.run(command, check=True, stdout=sys.stderr)

@@ -3,7 +3,9 @@
 The score of a place is work in tokens: what waits there, what it would have to compute of this prompt, what
 its cache would have to drop for that (who had it will compute it again), and what its running requests take
 of each step, more where the cache is nearly full or its steps take much longer than others'. The least wins,
-equal ones in turn. Beginnings are forgotten as caches do, the least recently used first. Else all places
+equal ones in turn. What another place has computed, or is about to, counts several times: computing it again
+delays all that come after. Only of a beginning that alone is more than one place's part of all requests a
+copy pays for itself. Beginnings are forgotten as caches do, the least recently used first. Else all places
 would seem to have all of them after a while. Knows neither sockets nor clocks.
 """
 
@@ -22,8 +24,10 @@ _MOST_BLOCKS = 1 << 16
 """Beginnings that are remembered of a place whose cache is larger, or of unknown size."""
 _FULL, _FULL_FACTOR = 0.5, 6
 """Share of the cache from which running requests count more, and by how much."""
-
-
+_AGAIN = 3
+"""How many times a token counts that another place has computed."""
+_HOT, _USES = 1.25, 4
+"""How much more than its part of the requests a place has by one hot beginning; uses that tell."""
 _SLOW, _FORGETTING = 1.5, 0.997
 """How much longer steps of a slow place take, whose work counts as many times; and how that is forgotten."""
 
@@ -43,14 +47,22 @@ class Load:
     """Seconds of its steps lately; 0 = not known."""
 
 
+@dataclass(slots=True)
+class _Use:
+    """When a place was last given a beginning, and after how many requests lately, all places' counted."""
+
+    last: int
+    gap: float
+
+
 class Placement:
     """The loads of all places, and who has computed which beginnings."""
 
     def __init__(self, count: int) -> None:
         self.loads = [Load() for _ in range(count)]
-        self._seen: dict[int, OrderedDict[Hashable, None]] = defaultdict(OrderedDict)
+        self._seen: dict[int, OrderedDict[Hashable, _Use]] = defaultdict(OrderedDict)
         """By place, beginnings that it has computed; the last used ones last."""
-        self._turn = 0
+        self._turn = self._num_placed = 0
 
     def choose(
         self, num_tokens: int, beginnings: Sequence[Hashable], barred: Collection[int] = ()
@@ -61,6 +73,7 @@ class Placement:
         """
         best, least = None, 0.0
         known_s = [load.step_s for load in self.loads if load.is_up and load.step_s]
+        most_cached = self._most_cached(beginnings, barred)
         for offset in range(len(self.loads)):
             place = (self._turn + offset) % len(self.loads)
             load = self.loads[place]
@@ -69,7 +82,8 @@ class Placement:
             num_cached = self._num_cached(place, beginnings)
             dropped = len(self._seen[place]) + len(beginnings) - num_cached - self._most(place)
             pressure = 1 + _FULL_FACTOR * max(0.0, load.cache_usage - _FULL)
-            score: float = load.waiting_tokens + num_tokens + BLOCK * (max(0, dropped) - num_cached)
+            again = max(0, most_cached - num_cached) * (_AGAIN - 1)
+            score: float = load.waiting_tokens + num_tokens + BLOCK * (max(0, dropped) - num_cached + again)
             score += _RUNNING_TOKENS * load.num_running * pressure
             if known_s and (slowness := load.step_s / min(known_s)) > _SLOW:
                 score = (score + _OWN_TOKENS) * slowness - _OWN_TOKENS
@@ -85,9 +99,14 @@ class Placement:
     def remember(self, num_tokens: int, beginnings: Sequence[Hashable], place: int) -> int:
         """A place is about to get this prompt; return what it counts while it waits there."""
         seen, num_cached = self._seen[place], self._num_cached(place, beginnings)
+        self._num_placed += 1
         for key in reversed(beginnings):  # of one prompt the end is dropped first
-            seen[key] = None
+            if (use := seen.get(key)) is None:
+                seen[key] = _Use(self._num_placed, len(self.loads))
+                continue
             seen.move_to_end(key)
+            use.gap += (self._num_placed - use.last - use.gap) / _USES
+            use.last = self._num_placed
         while len(seen) > self._most(place):
             seen.popitem(last=False)
         return max(0, num_tokens - num_cached * BLOCK) + _RUNNING_TOKENS
@@ -98,6 +117,13 @@ class Placement:
 
     def _most(self, place: int) -> int:
         return min(_MOST_BLOCKS, self.loads[place].cache_tokens // BLOCK)
+
+    def _most_cached(self, beginnings: Sequence[Hashable], barred: Collection[int]) -> int:
+        """Return how many blocks of a prompt a place has that may be chosen; 0 if a copy of them is due."""
+        usable = [place for place, load in enumerate(self.loads) if load.is_up and place not in barred]
+        count, place = max(((self._num_cached(place, beginnings), place) for place in usable), default=(0, 0))
+        is_hot = count and self._seen[place][beginnings[count - 1]].gap * _HOT < len(usable)
+        return 0 if is_hot else count
 
     def _num_cached(self, place: int, beginnings: Sequence[Hashable]) -> int:
         """Return how many of the first blocks a place has computed before, as far as is known."""

@@ -1,7 +1,7 @@
 """Requests are spread over replicas by the work that is open there, and nothing that is counted drifts."""
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 import pytest
 
@@ -58,29 +58,47 @@ def test_a_known_beginning_attracts_until_there_is_too_much_of_it():
     assert placed == {0, 1}, "more of the same than one replica can do goes to both"
 
 
-def test_a_beginning_stays_where_it_is_when_all_are_known_everywhere():
-    """Caches hold six of sixteen prefixes: in the long run each place computes its own, not all of them."""
+def closed_loop(count, num_prefixes, prefix_tokens=384, at_once=8):
+    """Tokens that four places compute, and places that compute each prefix; caches hold six prefixes."""
     chance, placement = random.Random(0), Placement(4)
-    caches = [OrderedDict() for _ in range(4)]
+    caches, size = [OrderedDict() for _ in range(4)], prefix_tokens // 64
     for load in placement.loads:
-        load.cache_tokens = 6 * 384
-    open_at, num_computed = deque(), 0
-    for _ in range(2000):
-        prefix = chance.randrange(16)
-        keys = [(prefix, block) for block in range(6)]
-        place = placement.choose(416, keys)
-        num_new = placement.remember(416, keys, place)
+        load.cache_tokens = 6 * prefix_tokens
+    open_at, num_computed, places = [], 0, [set() for _ in range(num_prefixes)]
+    for _ in range(count):
+        prefix = chance.randrange(num_prefixes)
+        keys = [(prefix, block) for block in range(size)]
+        place = placement.choose(prefix_tokens + 32, keys)
+        num_new = placement.remember(prefix_tokens + 32, keys, place)
         placement.loads[place].waiting_tokens += num_new
         open_at.append((place, num_new))
-        num_computed += 32 if prefix in caches[place] else 416
+        places[prefix].add(place)
+        num_computed += 32 if prefix in caches[place] else 32 + prefix_tokens
         caches[place][prefix] = True
         caches[place].move_to_end(prefix)
         while len(caches[place]) > 6:
             caches[place].popitem(last=False)
-        if len(open_at) > 8:
-            place, num_new = open_at.popleft()
+        if len(open_at) >= at_once:
+            place, num_new = open_at.pop(chance.randrange(at_once))
             placement.loads[place].waiting_tokens -= num_new
-    assert num_computed / 2000 < 60, "32 are new in each"
+    return num_computed, places
+
+
+def test_a_beginning_stays_where_it_is_when_all_are_known_everywhere():
+    """Caches hold six of sixteen prefixes: in the long run each place computes its own, not all of them."""
+    assert closed_loop(2000, 16)[0] / 2000 < 60, "32 are new in each"
+
+
+def test_what_is_on_its_way_to_a_place_is_hardly_computed_elsewhere():
+    """From empty caches on: six requests for each of sixteen prefixes, eight at once."""
+    num_computed, places = closed_loop(96, 16)
+    assert num_computed < 1.15 * (96 * 32 + 16 * 384)
+    assert set.union(*places) == {0, 1, 2, 3}
+
+
+def test_a_hot_beginning_goes_to_all_though_it_takes_long():
+    _, [places] = closed_loop(200, 1, prefix_tokens=1024, at_once=16)
+    assert places == {0, 1, 2, 3}
 
 
 def test_followers_go_where_their_leader_is_and_a_wish_counts():
