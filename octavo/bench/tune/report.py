@@ -23,13 +23,14 @@ def written(path: Path, model: str, fixed: Mapping[str, Any], best: Trial, story
 def trial_line(trial: Trial, is_best: bool) -> str:
     """Return a trial in one line."""
     options = " ".join(f"{name}={value}" for name, value in trial.options.items()) or "defaults"
-    found = f"failed: {trial.error}" if trial.score is None else f"{trial.score:10.2f}  {trial.bound}-bound"
-    return f"{'*' if is_best else ' '} {found}  {options}"
+    found = f"failed: {trial.error}" if trial.score is None else f"{trial.median:10.2f}  {trial.bound}-bound"
+    times = f"  (the median of {1 + len(trial.again)})" if trial.again else ""
+    return f"{'*' if is_best else ' '} {found}  {options}{times}"
 
 
 def story(default: Trial, best: Trial, unit: str, num_trials: int) -> list[str]:
     """Return what was gained, and what holds the server back before and after."""
-    before, after = default.score or 0.0, best.score or 0.0
+    before, after = default.median, best.median
     gain = f", {100 * (after / before - 1):+.1f} %" if before else ""
     lines = [f"{after:.2f} {unit} (defaults: {before:.2f}{gain}); {num_trials} points measured"]
     if default is not best:

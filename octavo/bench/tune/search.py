@@ -3,12 +3,14 @@
 Each pass tries every choice of one axis after the other around the best point so far, and keeps what is
 better by more than noise; axes that helped are tried first in the next pass. When a pass changes nothing,
 the search starts again from the best of a few random points: interactions that no single step shows are
-found so. What was measured is kept in a file; a search that was interrupted walks the same way through it at
-once and goes on.
+found so. In the end the best points are measured again, in turn, and the best median wins: what seems best of
+many measured once had luck. What was measured is kept in a file; a search that was interrupted walks the same
+way through it at once and goes on.
 """
 
 import json
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +24,10 @@ NOISE = 0.01
 """Share by which a point must be better to replace the best."""
 _STARTS = 4
 """Random points of which the best is followed."""
+_FINALISTS, _NEAR, _ROUNDS = 3, 0.1, 2
+"""Points that are measured again, how far behind the best they may be, and how often."""
+_FINAL_SHARE = 0.25
+"""Most of the time that is kept for that."""
 _WORST = float("-inf")
 
 
@@ -38,11 +44,19 @@ class Trial:
     """What held it back."""
     notes: list[str] = field(default_factory=list)
     error: str = ""
+    again: list[float | None] = field(default_factory=list)
+    """Scores of later measurements."""
 
     @property
     def rank(self) -> float:
         """The score, below all others if it failed."""
         return _WORST if self.score is None else self.score
+
+    @property
+    def median(self) -> float:
+        """The median of all scores, where a failure is below all others."""
+        later = (_WORST if score is None else score for score in self.again)
+        return statistics.median([self.rank, *later])
 
 
 Measure = Callable[[Options], Trial]
@@ -94,7 +108,7 @@ class Search:
         """say: called with each new trial, and whether it is the best so far"""
         self._axes, self._measure, self._say, self._clock = list(axes), measure, say, clock
         self._state = state or State(None, {})
-        self._draw, self._end = random.Random(seed), clock() + budget_s
+        self._draw, self._budget_s, self._end = random.Random(seed), budget_s, clock() + budget_s
         self._seen: dict[str, Trial] = {}
         self.best: Trial | None = None
 
@@ -109,7 +123,7 @@ class Search:
         return self._seen[_key({})]
 
     def run(self) -> Trial:
-        """Search until the budget is spent or every point is known; the best trial.
+        """Search until the budget is spent or every point is known, and settle it; the best trial.
 
         Raises OctavoError when the defaults cannot be measured, or nothing can.
         """
@@ -119,8 +133,31 @@ class Search:
         start: list[Options] | None = [{} for _ in self._axes]
         while start is not None and self._climb(start):
             start = self._fresh_start()
-        assert self.best is not None
+        self.best = self._settled()
         return self.best
+
+    def _settled(self) -> Trial:
+        """Measure the best points again, in turn, while there is time for all of them; the best median."""
+        ranked = sorted(self._seen.values(), key=lambda trial: -trial.rank)[:_FINALISTS]
+        finalists = [trial for trial in ranked if trial.rank >= (1 - _NEAR) * ranked[0].rank]
+        while len(finalists) > 1 and not self._has_time(len(finalists)):
+            finalists.pop()
+        for number in range(_ROUNDS if len(finalists) > 1 else 0):
+            left = [trial for trial in finalists if len(trial.again) <= number]
+            if not self._has_time(len(left)):
+                break
+            for trial in left:
+                trial.again.append(self._measure(trial.options).score)
+                self._state.add(trial)
+                self._say(trial, trial.median == max(other.median for other in finalists))
+        return max(ranked, key=lambda trial: trial.median)
+
+    def _has_time(self, count: float) -> bool:
+        """Whether so many measurements fit into the rest of the budget; the first always does."""
+        return not self._seen or self._clock() + count * self._mean_s() <= self._end
+
+    def _mean_s(self) -> float:
+        return statistics.mean(trial.seconds for trial in self._seen.values())
 
     def _climb(self, start: list[Options]) -> bool:
         """Follow improvements from a point until there is none. False when the time is over."""
@@ -149,9 +186,10 @@ class Search:
         key = _key(options)
         trial = self._seen.get(key) or self._state.trials.get(key)
         if trial is None:
-            spent_s = [trial.seconds for trial in self._seen.values()]
-            if spent_s and self._clock() + sum(spent_s) / len(spent_s) > self._end:
-                return None
+            if self._seen:
+                kept = min(_FINALISTS * _ROUNDS, _FINAL_SHARE * self._budget_s / max(self._mean_s(), 1e-9))
+                if not self._has_time(1 + kept):
+                    return None
             trial = self._measure(options)
             self._state.add(trial)
         if key not in self._seen:
