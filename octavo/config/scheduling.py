@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.config.option import Concern, option
+from octavo.config.speculative import speculation
+
+_MOST_ROWS = 256
+"""Of steps with drafts, where no more requests run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,13 @@ class SchedulerConfig(metaclass=Concern):
     )
     max_loras: int = option(8, "Maximum number of different LoRA adapters in one step.")
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")
+
+    @property
+    def max_num_rows(self) -> int:
+        """Return the most rows of a decoding step: one for each request, and so many for drafts."""
+        if (wanted := speculation(self.speculative_config)) is None:
+            return self.max_num_seqs
+        return max(self.max_num_seqs, min(_MOST_ROWS, self.max_num_seqs * (1 + wanted.most)))
 
     @property
     def max_chunk(self) -> int:

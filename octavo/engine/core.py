@@ -50,7 +50,7 @@ class EngineCore:
         version, path = config.checkpoint.weight_version, config.checkpoint.path
         self._weights = commands.WeightsInUse(version, path if version else "", version)
         self._matchers = RequestMatchers(
-            config.checkpoint.vocab_size, num_kept_masks(config.scheduler.max_num_seqs)
+            config.checkpoint.vocab_size, num_kept_masks(config.scheduler.max_num_rows)
         )
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock

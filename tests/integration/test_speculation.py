@@ -350,6 +350,19 @@ def test_counts_of_one_request(tiny):
     assert plain.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
+def test_one_seat_leaves_room_for_drafts(tiny):
+    """The option bounds requests, not rows of a step."""
+    options, made = {"method": "ngram", "num_speculative_tokens": 3}, []
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
+    for given in ({}, options):
+        with LLM(**tiny, max_num_seqs=1, speculative_config=given) as llm:
+            outputs = llm.generate([{"prompt_token_ids": [5, 6, 7] * 8}] * 2, params, use_tqdm=False)
+            made.append([out.outputs[0].token_ids for out in outputs])
+            stats = llm.llm_engine.stats
+    assert made[0] == made[1]
+    assert stats.num_draft_tokens > 2 * stats.num_drafts > 0
+
+
 @pytest.mark.slow
 def test_budgets_beams_and_swaps_change_nothing(tiny):
     """A budget closes reasoning at its place; beams, and blocks that come from the host, see true tokens."""

@@ -28,7 +28,7 @@ class Lookahead:
         is_remote = wanted is not None and wanted.method in BY_WORKERS
         kind = WorkersDrafting if is_remote else Drafting
         self._runs_ahead = num_stages == 1 and config.steps_in_flight == 2
-        self.drafting = kind(wanted, config.max_num_seqs, runs_ahead=self._runs_ahead) if wanted else None
+        self.drafting = kind(wanted, config.max_num_rows, runs_ahead=self._runs_ahead) if wanted else None
         self._rates, self._noise = np.array(wanted.rates if wanted else ()), np.random.default_rng(0)
         if self._rates.size:
             logger.warning(

@@ -42,8 +42,8 @@ class DraftModel(Drafter):
         windows = [spec.sliding_window for spec in self.kv_specs if spec.sliding_window]
         self._reach = min(windows, default=1 << 40)
         """Positions behind the last whose blocks are surely still the request's."""
-        self._num_known = np.zeros(config.scheduler.max_num_seqs, np.int64)
-        self._is_level = np.zeros(config.scheduler.max_num_seqs, bool)
+        self._num_known = np.zeros(config.scheduler.max_num_rows, np.int64)
+        self._is_level = np.zeros(config.scheduler.max_num_rows, bool)
         """By row: its cache has the last token that was sampled, of steps in flight, too."""
 
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:

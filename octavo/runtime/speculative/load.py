@@ -91,7 +91,7 @@ def _load(
     family, draft, ids = _tap(method, config, draft, target)
     head = load_own(draft, platform, parallel, read, family)
     assert isinstance(head, DraftHead) and isinstance(target, Decoder)
-    head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
+    head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_rows, ids)
     return BlockDrafter(head) if isinstance(head, DFlash) else StateDrafter(head)
 
 

@@ -155,6 +155,6 @@ def make_lockstep(
     """Return what the worker's steps take part in, if replicas share experts."""
     if parallel.exchange is None:
         return None
-    sizes = step_sizes(config.scheduler.max_num_seqs)
+    sizes = step_sizes(config.scheduler.max_num_rows)
     capture = None if config.parallel.enforce_eager else platform.graph_capture()
     return Lockstep(parallel, parallel.exchange, sizes, model, capture)

@@ -54,7 +54,7 @@ def cache_groups(model: Model, drafter: Drafter | None, block_size: int) -> list
 
 def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace:
     """Compute the largest step, and the largest that is only decoding."""
-    requests, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    requests, tokens = config.scheduler.max_num_rows, config.scheduler.max_num_batched_tokens
     each = min(-(-tokens // requests), config.model.max_model_len)
     largest = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, each))
     decoding = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, 1))

@@ -152,7 +152,7 @@ class Worker:
 
     def _make_runner(self, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
-        num_rows = config.scheduler.max_num_seqs
+        num_rows = config.scheduler.max_num_rows
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
         adapters: list[StepPart] = [part] if (part := self._make_adapters(num_rows)) else []
