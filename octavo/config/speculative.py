@@ -28,6 +28,18 @@ _MODEL = (
 )
 _SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
+_NOT_OURS = {
+    "drafts are loaded and computed as the model is, by its options": (
+        "enforce_eager moe_backend attention_backend draft_load_config"
+    ),
+    "please pass 'draft_tensor_parallel_size' instead": "tensor_parallel_size",
+    "no code comes from a hub": "code_revision",
+    "octavo has no such choice": (
+        "index_share_for_mtp_iteration disable_eagle_block_drop use_local_argmax_reduction"
+    ),
+}
+"""Keys of vLLM's that are refused unless they ask for nothing, by the reason."""
+
 
 class SpeculativeConfig(TypedDict, total=False):
     """The option's keys under vLLM's names; a plain dict."""
@@ -256,7 +268,11 @@ def _check_keys(config: Mapping[str, Any]) -> None:
         raise Unsupported(
             "speculative_config: parallel_drafting=True is not supported: heads guess token after token."
         )
-    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__)):
+    reasons = {name: reason for reason, names in _NOT_OURS.items() for name in names.split()}
+    for name, reason in reasons.items():
+        if config.get(name) not in (None, False, "auto"):
+            raise Unsupported(f"speculative_config: {name}={config[name]!r} is not supported: {reason}.")
+    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__) - set(reasons)):
         known = ", ".join(SpeculativeConfig.__annotations__)
         raise ConfigError(f"speculative_config has no {', '.join(map(str, unknown))}. Known: {known}.")
     for name in ("method", "model", "revision", "quantization"):

@@ -230,6 +230,8 @@ NO_MODEL = "provided but without speculative model"
         (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "be <= prompt_lookup_max=2"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ConfigError, "number from 0 to 1"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": 0}, ConfigError, "number above 0"),
+        (NGRAM | {"enforce_eager": True}, Unsupported, "computed as the model is, by its options"),
+        (NGRAM | {"tensor_parallel_size": 2}, Unsupported, "pass 'draft_tensor_parallel_size' instead"),
         (SYNTHETIC, ConfigError, "needs either synthetic_acceptance_rates or"),
         (NGRAM | {"rejection_sample_method": "typical"}, Unsupported, "Use equality or standard or block or"),
         ({"tokens": 2}, ConfigError, "has no tokens. Known: method"),
@@ -243,7 +245,8 @@ def test_what_is_refused_says_why(config, error, says):
 def test_what_is_left_out_has_defaults():
     assert speculation({}) is None
     assert speculation({"method": "jump_ahead"}) == Speculation("jump_ahead", 24)
-    assert speculation({"method": "ngram"}) == Speculation("ngram", 24, 3, 16)
+    assert speculation(NGRAM) == Speculation("ngram", 24, 3, 16)
+    assert speculation(NGRAM | {"enforce_eager": False, "moe_backend": "auto"}) == speculation(NGRAM)
     assert speculation(
         SYNTHETIC | {"num_speculative_tokens": 3, "synthetic_acceptance_length": 2.5}
     ).rates == (1, 0.5, 0)
