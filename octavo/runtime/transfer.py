@@ -3,10 +3,14 @@
 Used by the worker and the sampler. Copies in the other direction are in sampling/output.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 Array = np.ndarray  # of int64 unless said otherwise
+Send = Callable[[list[Array], torch.device], list[torch.Tensor]]
+"""See `send`."""
 _MANY = 32768
 """So many numbers torch would copy with all its threads, which wait for cores that other processes use."""
 

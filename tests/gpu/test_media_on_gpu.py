@@ -25,7 +25,7 @@ def test_images_on_gpu(architecture):
     assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in first]
 
 
-@pytest.mark.parametrize("architecture", graphs.QWENS)
+@pytest.mark.parametrize("architecture", media.FAMILIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
 def test_captured_encoders_on_gpu(architecture, dtype, tolerance):
     """New images of sizes that came before: a graph's numbers are those of its launches."""

@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from octavo.runtime.models import vision
 from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.worker import encoder_graphs
 from octavo.runtime.worker.replayer import Eager
 from octavo.runtime.worker.worker import Worker
 from tests.integration.test_cuda_graphs import repeats
-from tests.parity.test_media_models import PARAMS, TINY_MEDIA, TOLERANCE, differences, make_llm, make_prompt
+from tests.parity.test_media_models import (
+    FAMILIES,
+    PARAMS,
+    TINY_MEDIA,
+    TOLERANCE,
+    differences,
+    make_llm,
+    make_prompt,
+)
 
 __all__ = ["repeats"]
 QWENS = [f"{name}ForConditionalGeneration" for name in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")]
@@ -18,13 +26,13 @@ QWENS = [f"{name}ForConditionalGeneration" for name in ("Qwen2VL", "Qwen2_5_VL",
 @pytest.fixture
 def sent(monkeypatch):
     """How often something was sent to the device for an encoder."""
-    count, send = [0], vision.send
+    count, send = [0], encoder_graphs.send
 
     def counted(*arguments):
         count[0] += 1
         return send(*arguments)
 
-    monkeypatch.setattr(vision, "send", counted)
+    monkeypatch.setattr(encoder_graphs, "send", counted)
     return count
 
 
@@ -39,7 +47,8 @@ def difference(llm, architecture, request):
     return max(differences(architecture, [request], llm.generate([request], PARAMS, use_tqdm=False)))
 
 
-@pytest.mark.parametrize("architecture", QWENS)
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_sizes_that_come_again_are_captured(architecture, repeats, sent):
     """New images of the same sizes, in turn with others, and after the weights were away; nothing is sent."""
     with make_llm(architecture, enable_sleep_mode=True) as llm:

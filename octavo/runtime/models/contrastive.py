@@ -19,7 +19,7 @@ from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import make_norm
 from octavo.runtime.models.arch import Arch, Config, arch_fields, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.vision import CLIP as VISION
 from octavo.runtime.models.vision import (
     SIGLIP,
@@ -31,6 +31,7 @@ from octavo.runtime.models.vision import (
     tower_weights,
 )
 from octavo.runtime.models.weights import WeightMap, qkv, to
+from octavo.runtime.transfer import Send
 
 _LAYER = "text_model.encoder.layers.*."
 
@@ -103,7 +104,7 @@ def _read_texts(config: Config, **own: Any) -> ContrastiveArch:
     return ContrastiveArch(**fields, **own)
 
 
-class CLIPEncoder(MediaEncoder):
+class CLIPEncoder(ImageEncoder):
     """Reads `pixel_values`, [1, 3, side, side] of each picture; projects its class token."""
 
     WEIGHTS: ClassVar = tower_weights("vision_model.") | {"visual_projection": to("encoder.projection")}
@@ -112,7 +113,7 @@ class CLIPEncoder(MediaEncoder):
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
         vision = self.DEFAULTS | config["vision_config"]
-        self._patch_size = size_of(vision, "patch_size")
+        self._patch_size, self.side = size_of(vision, "patch_size"), size_of(vision, "image_size")
         arch = read_tower(vision)
         self.tower = VisionTower(arch, build.at("tower"))
         self.add_head(vision, arch.size, size_of(config["text_config"], "projection_dim", 512), build)
@@ -121,9 +122,9 @@ class CLIPEncoder(MediaEncoder):
         """Add what makes one vector of a picture. size: of a hidden state"""
         self.projection = ReplicatedLinear(build.at("projection"), size, outputs, bias=False)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        return list(torch.split(self.pool(self.tower(cut_patches(pixels, self._patch_size))), 1))
+        return list(torch.split(self.pool(self.tower(cut_patches(pixels, self._patch_size), send)), 1))
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Map [N, P, size] to [N, outputs]."""

@@ -13,16 +13,17 @@ from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import Norm, NormArch, make_norm
 from octavo.runtime.models.arch import Config, LayerArch, size_of
 from octavo.runtime.models.gemma import plus_one
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.vision import SIGLIP, VisionTower, cut_patches, read_tower, tower_weights
 from octavo.runtime.models.weights import to
+from octavo.runtime.transfer import Send
 
 
 def _transpose(tensor: Any, layer: LayerArch | None) -> Any:
     return tensor.t()
 
 
-class Gemma3Encoder(MediaEncoder):
+class Gemma3Encoder(ImageEncoder):
     """Reads `pixel_values`, [1 + crops, 3, side, side] of each image."""
 
     WEIGHTS: ClassVar = tower_weights("vision_tower.") | {
@@ -34,8 +35,8 @@ class Gemma3Encoder(MediaEncoder):
         super().__init__(config, build)
         vision: Config = SIGLIP | config["vision_config"]
         arch = read_tower(vision)
-        self._patch_size = size_of(vision, "patch_size")
-        self._side = size_of(vision, "image_size") // self._patch_size
+        self._patch_size, self.side = size_of(vision, "patch_size"), size_of(vision, "image_size")
+        self._side = self.side // self._patch_size
         side = int(size_of(config, "mm_tokens_per_image", 256) ** 0.5)
         if self._side % side:
             raise BadCheckpoint(f"{self._side} patches in a row cannot be joined to {side}")
@@ -47,9 +48,9 @@ class Gemma3Encoder(MediaEncoder):
         size = size_of(config["text_config"], "hidden_size")
         self.projector = ReplicatedLinear(build.at("projector"), arch.size, size, False)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        hidden = self.tower(cut_patches(pixels, self._patch_size)).transpose(1, 2)
+        hidden = self.tower(cut_patches(pixels, self._patch_size), send).transpose(1, 2)
         squares = functional.avg_pool2d(hidden.unflatten(2, (self._side, self._side)), self._joined)
         means = squares.flatten(2).transpose(1, 2).flatten(0, 1).contiguous()
         embeds: Tensor = self.projector(self.norm(means))

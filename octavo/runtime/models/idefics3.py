@@ -10,9 +10,10 @@ from octavo.base.errors import BadCheckpoint
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.models.arch import Config, size_of
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.vision import VisionTower, cut_patches, read_tower, tower_weights
 from octavo.runtime.models.weights import to
+from octavo.runtime.transfer import Send
 
 SIGLIP_SO: Config = {
     "hidden_size": 1152,
@@ -26,7 +27,7 @@ SIGLIP_SO: Config = {
 """What transformers assumes where a vision_config is silent."""
 
 
-class Idefics3Encoder(MediaEncoder):
+class Idefics3Encoder(ImageEncoder):
     """Reads `pixel_values`, [squares, 3, side, side] of each image."""
 
     WEIGHTS: ClassVar = tower_weights("vision_model.") | {
@@ -38,18 +39,19 @@ class Idefics3Encoder(MediaEncoder):
         vision: Config = SIGLIP_SO | config["vision_config"]
         arch = read_tower(vision, patch_bias=True)
         self._patch_size, self._scale = size_of(vision, "patch_size"), size_of(config, "scale_factor", 2)
-        self._grid = size_of(vision, "image_size") // self._patch_size
+        self.side = size_of(vision, "image_size")
+        self._grid = self.side // self._patch_size
         self.tower = VisionTower(arch, build.at("tower"))
         size = size_of(config["text_config"], "hidden_size")
         self.projector = ReplicatedLinear(build.at("projector"), arch.size * self._scale**2, size, False)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
         side = pixels.shape[-1] // self._patch_size
         if side % self._scale:
             raise BadCheckpoint(f"{side} patches in a row cannot be joined by {self._scale}")
         places = positions_in_grid(side, self._grid, pixels.device)
-        hidden = self.tower(cut_patches(pixels, self._patch_size), positions=places)
+        hidden = self.tower(cut_patches(pixels, self._patch_size), send, positions=places)
         joined = join_patches(hidden.view(len(pixels), side, side, -1), self._scale)
         embeds: Tensor = self.projector(joined.flatten(0, 2))
         counts = [len(item["pixel_values"]) * (side // self._scale) ** 2 for item in items]
@@ -65,7 +67,7 @@ def positions_in_grid(side: int, grid: int, device: torch.device, width: int = 0
     boundaries = torch.arange(1 / grid, 1.0, 1 / grid, device=device)
     rows, columns = (
         torch.bucketize((torch.arange(n, device=device) * step).clamp(max=1.0 - 1e-6), boundaries, right=True)
-        for n, step in ((n, torch.tensor(1.0, device=device) / n) for n in (side, width or side))
+        for n, step in ((n, torch.ones((), device=device) / n) for n in (side, width or side))
     )
     return (rows[:, None] * grid + columns[None, :]).flatten()
 

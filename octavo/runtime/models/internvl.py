@@ -11,9 +11,10 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.norm import LayerScale, make_norm
 from octavo.runtime.models.arch import Config, LayerArch, expect, read_norm, size_of
 from octavo.runtime.models.idefics3 import join_patches
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.vision import Projector, VisionArch, VisionTower, cut_patches, flat, tower_body
 from octavo.runtime.models.weights import qkv, to
+from octavo.runtime.transfer import Send
 
 _VISION: Config = {
     "hidden_size": 1024,
@@ -35,7 +36,7 @@ def _table(tensor: Any, layer: LayerArch | None) -> Any:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-class InternVLEncoder(MediaEncoder):
+class InternVLEncoder(ImageEncoder):
     """Reads `pixel_values`, [tiles, 3, side, side] of each image."""
 
     WEIGHTS: ClassVar = {
@@ -64,7 +65,7 @@ class InternVLEncoder(MediaEncoder):
         expect(vision, norm_type="layer_norm", use_qk_norm=False, use_absolute_position_embeddings=True)
         expect(config, vision_feature_layer=-1, vision_feature_select_strategy="default")
         arch = _read_tower(vision)
-        self._patch_size = size_of(vision, "patch_size")
+        self._patch_size, self.side = size_of(vision, "patch_size"), size_of(vision, "image_size")
         self._scale = round(1 / config.get("downsample_ratio", 0.5))
         self.tower = VisionTower(arch, build.at("tower"))
         for number, block in enumerate(self.tower.blocks):
@@ -76,10 +77,10 @@ class InternVLEncoder(MediaEncoder):
         activation = config.get("projector_hidden_act", "gelu")
         self.projector = Projector(build.at("projector"), (joined, size, size), activation, True)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
         side = pixels.shape[-1] // self._patch_size
-        hidden = self.tower(cut_patches(pixels, self._patch_size))[:, 1:]
+        hidden = self.tower(cut_patches(pixels, self._patch_size), send)[:, 1:]
         joined = join_patches(hidden.reshape(len(pixels), side, side, -1), self._scale)
         embeds: Tensor = self.projector(self.norm(joined.flatten(0, 2)))
         counts = [len(item["pixel_values"]) * (side // self._scale) ** 2 for item in items]

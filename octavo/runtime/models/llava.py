@@ -10,11 +10,12 @@ from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models import vision
 from octavo.runtime.models.arch import Config, size_of
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.weights import to
+from octavo.runtime.transfer import Send
 
 
-class LlavaEncoder(MediaEncoder):
+class LlavaEncoder(ImageEncoder):
     """Reads `pixel_values`, [1, 3, H, W] of each image."""
 
     WEIGHTS: ClassVar = vision.tower_weights("vision_tower.") | {
@@ -30,7 +31,7 @@ class LlavaEncoder(MediaEncoder):
         strategy = config.get("vision_feature_select_strategy", "default")
         if strategy not in ("default", "full"):
             raise Unsupported(f"vision_feature_select_strategy={strategy!r} is neither 'default' nor 'full'.")
-        self._patch_size = size_of(tower, "patch_size")
+        self._patch_size, self.side = size_of(tower, "patch_size"), size_of(tower, "image_size")
         self._first = int(strategy == "default")
         self._layers = vision.chosen_layers(config, len(arch.body.layers))
         self.tower = vision.VisionTower(arch.shortened(max(self._layers)), build.at("tower"))
@@ -47,8 +48,8 @@ class LlavaEncoder(MediaEncoder):
         numbers = r"\.encoder\.layers\.(?!({})\.)".format("|".join(map(str, range(len(self.tower.blocks)))))
         return (r"vision_tower\..*post_layernorm\.", r"vision_tower(\.vision_model)?" + numbers)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        hidden = self.tower(vision.cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
-        embeds: Tensor = self.projector(hidden.flatten(0, 1))
+        hidden = self.tower(vision.cut_patches(pixels, self._patch_size), send, self._layers)
+        embeds: Tensor = self.projector(hidden[:, self._first :].flatten(0, 1))
         return list(embeds.view(len(items), -1, embeds.shape[-1]))

@@ -16,6 +16,7 @@ from octavo.runtime.models.llava import LlavaEncoder
 from octavo.runtime.models.media import Features
 from octavo.runtime.models.vision import cut_patches, row
 from octavo.runtime.models.weights import to
+from octavo.runtime.transfer import Send
 
 
 class LlavaNextEncoder(LlavaEncoder):
@@ -27,12 +28,11 @@ class LlavaNextEncoder(LlavaEncoder):
 
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(self.FEATURES | config, build)
-        self._side = size_of(config["vision_config"], "image_size")
         self.newline = Embedding(build.at("newline"), 1, size_of(config["text_config"], "hidden_size"))
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         pixels = torch.cat([item["pixel_values"] for item in items])
-        hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
+        hidden = self.tower(cut_patches(pixels, self._patch_size), send, self._layers)[:, self._first :]
         embeds = self.projector(hidden.flatten(0, 1)).unflatten(0, (len(pixels), -1))
         parts = embeds.split([len(item["pixel_values"]) for item in items])
         sizes = [
@@ -46,7 +46,7 @@ class LlavaNextEncoder(LlavaEncoder):
 
     def _video(self, embeds: Tensor) -> Tensor:
         """Return the tokens of frames at half of their size, and the end. embeds: [frames, patches, size]"""
-        patches = self._side // self._patch_size
+        patches = self.side // self._patch_size
         half = (patches + 1) // 2
         frames = embeds.view(len(embeds), patches, patches, -1).permute(0, 3, 1, 2)
         halved = functional.interpolate(frames, [half, half], mode="bilinear").flatten(2).transpose(1, 2)
@@ -58,7 +58,7 @@ class LlavaNextEncoder(LlavaEncoder):
 
     def _packed(self, embeds: Tensor, original: list[int], grid: list[int]) -> Tensor:
         """Return the tokens of the copy, then rows of the squares together, each with its end."""
-        patches = self._side // self._patch_size
+        patches = self.side // self._patch_size
         if embeds.shape[1] != patches**2:
             raise BadCheckpoint(f"{embeds.shape[1]} features of a square; {patches} x {patches} are expected")
         whole = embeds[1:].view(*grid, patches, patches, -1)

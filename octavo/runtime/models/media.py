@@ -10,7 +10,7 @@ parameter names:
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models.arch import Config
 from octavo.runtime.models.interface import MODELS
 from octavo.runtime.models.weights import Target, WeightMap
-from octavo.runtime.transfer import Array
+from octavo.runtime.transfer import Array, Send, send
 
 Features = Mapping[str, Tensor]
 """What the front-end's processor made of one item, by name."""
@@ -49,24 +49,9 @@ class ItemEncoder(nn.Module, ABC):
         Of models with deep layers, [placeholders, (1 + num_deep_layers) * embedding_size].
         """
 
-    def plan(self, items: Sequence[Features]) -> Any:
-        """Return what the sizes of these items decide, on the device; `run` then does what `encode` does.
-
-        None: they cannot be captured, because something else is sent there, too.
-        """
-        return None
-
-    def run(self, items: Sequence[Features], plan: Any) -> list[Tensor]:
-        """See `encode`. plan: of items of the same sizes"""
-        raise NotImplementedError
-
     def pixels(self, item: Features) -> Features:
         """Return the item with the `pixel_values` that the front-end left to the device."""
         return item
-
-    def sample(self, numbers: int, device: torch.device) -> Features | None:
-        """Return a black image of about so many numbers, to measure with; None if none is captured."""
-        return None
 
 
 class MediaEncoder(ItemEncoder):
@@ -95,6 +80,27 @@ class MediaEncoder(ItemEncoder):
     def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
         """Return time, row and column of each placeholder, [3, N] int64 for every run of them, from 0 on."""
         raise NotImplementedError
+
+
+class ImageEncoder(MediaEncoder):
+    """Its batches may be captured: all that it sends to the device is decided by the sizes of images."""
+
+    side: int
+    """Pixels of a row of what is seen at once."""
+
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        """See ItemEncoder."""
+        return self.see(items, send)
+
+    @abstractmethod
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
+        """Return what `encode` does, of images. send: brings to the device what sizes decide"""
+
+    def sample(self, numbers: int, device: torch.device) -> Features:
+        """Return a black image of about so many numbers, to measure with."""
+        shape = max(1, numbers // (3 * self.side**2)), 3, self.side, self.side
+        pixels = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return {"pixel_values": pixels, "levels": torch.zeros(3, 256, device=device)}
 
 
 def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:

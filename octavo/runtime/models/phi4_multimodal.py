@@ -18,8 +18,9 @@ from octavo.runtime.models import vision
 from octavo.runtime.models.arch import Config, expect, size_of
 from octavo.runtime.models.conformer import Conformer, conformer_weights
 from octavo.runtime.models.idefics3 import SIGLIP_SO, positions_in_grid
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.weights import Target, to
+from octavo.runtime.transfer import Send
 
 _VISION: Config = {"intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 448, "patch_size": 14}
 _IMAGE, _AUDIO = "embed_tokens_extend.image_embed.", "embed_tokens_extend.audio_embed."
@@ -29,7 +30,7 @@ def _projector(stem: str, module: str) -> dict[str, Target]:
     return {stem.replace("?", name): to(f"{module}.{name}") for name in ("up", "down")}
 
 
-class Phi4MultimodalEncoder(MediaEncoder):
+class Phi4MultimodalEncoder(ImageEncoder):
     """Reads `pixel_values`, [1 + squares, 3, side, side], and `grid`, or `input_features` of a sound.
 
     grid: rows and columns of squares, then of patches that are the image's; what fills up is not attended to
@@ -51,7 +52,7 @@ class Phi4MultimodalEncoder(MediaEncoder):
         arch = vision.read_tower(tower, patch_bias=True)
         patch, side = size_of(tower, "patch_size"), size_of(tower, "image_size")
         expect(tower, crop_size=side)
-        self._patch_size, self._grid = patch, side // patch
+        self._patch_size, self._grid, self.side = patch, side // patch, side
         if self._grid % 2:
             raise Unsupported(f"{self._grid} patches in a row are odd: only even ones are supported.")
         self._layers = vision.chosen_layers(
@@ -79,7 +80,7 @@ class Phi4MultimodalEncoder(MediaEncoder):
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         """See MediaEncoder: sounds beside images have a projector of their own."""
         images, sounds = [x for x in items if "grid" in x], [x for x in items if "grid" not in x]
-        seen = iter(self._see(images) if images else ())
+        seen = iter(super().encode(images) if images else ())
         states = iter(self.ear([item["input_features"] for item in sounds]) if sounds else ())
         speech = self.speech, self.speech_beside_images
         return [
@@ -87,7 +88,7 @@ class Phi4MultimodalEncoder(MediaEncoder):
             for item in items
         ]
 
-    def _see(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         grids, side = [item["grid"].tolist() for item in items], self._grid
         pixels = torch.cat([item["pixel_values"] for item in items])
         if pixels.shape[-1] != side * self._patch_size:
@@ -98,15 +99,20 @@ class Phi4MultimodalEncoder(MediaEncoder):
                 [min(n - i * side, side) for i in range(k)] for n, k in ((high, rows), (wide, columns))
             )
             sizes += [(side, side), *((height, width) for height in heights for width in widths)]
-        places, seen = (
-            torch.stack(x).to(pixels.device) for x in zip(*(self._places(*s) for s in sizes), strict=True)
-        )
-        hidden = self.tower(vision.cut_patches(pixels, self._patch_size), self._layers, places, seen)
+        each = zip(*(self._places(*size) for size in sizes), strict=True)
+        places, seen = send([torch.stack(one).numpy() for one in each], pixels.device)
+        cut = vision.cut_patches(pixels, self._patch_size)
+        hidden = self.tower(cut, send, self._layers, places, seen.bool())
         halved = functional.avg_pool2d(hidden.unflatten(1, (side, side)).permute(0, 3, 1, 2), 2)
         parts = torch.split(halved.permute(0, 2, 3, 1), [1 + grid[0] * grid[1] for grid in grids])
         made = [self._packed(part, *grid) for part, grid in zip(parts, grids, strict=True)]
         embeds: Tensor = self.projector(torch.cat(made))
         return list(torch.split(embeds, [len(each) for each in made]))
+
+    def sample(self, numbers: int, device: torch.device) -> Features:
+        made, side = super().sample(numbers, device), self._grid
+        columns = len(made["pixel_values"]) - 1
+        return {**made, "grid": torch.tensor([1, columns, side, columns * side])}
 
     def _places(self, high: int, wide: int) -> tuple[Tensor, Tensor]:
         """Return the learned positions of a square's patches, and which are the image's, [patches] each."""

@@ -1,6 +1,7 @@
 """Pixtral's tower sees images of any proportions, by a rope of two axes; Mistral 3 merges its patches."""
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import ClassVar
 
 import numpy as np
@@ -14,10 +15,11 @@ from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import NormArch, make_norm
 from octavo.runtime.layers.rotary import places_of
 from octavo.runtime.models.arch import Config, size_of
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.packed_vision import PackedTower
 from octavo.runtime.models.vision import Projector, cut_patches, flat, full_batches, tower_body
 from octavo.runtime.models.weights import qkv, to
+from octavo.runtime.transfer import Send
 
 _VISION: Config = {
     "hidden_size": 1024,
@@ -42,11 +44,12 @@ class PixtralTower(PackedTower):
         self.patch_size = patch_size
         self.norm_in = make_norm(body.norm, build.at("norm_in"), self.size)
 
-    def encode(self, images: Sequence[Tensor]) -> Tensor:
+    def encode(self, images: Sequence[Tensor], send: Send) -> Tensor:
         """Return the hidden states of all patches, [P, size]. images: [1, 3, H, W] each"""
         cut = [cut_patches(image, self.patch_size)[0] for image in images]
         found = np.concatenate([places_of(*self.grid(image)) for image in images], axis=1)
-        batches, [places] = full_batches([[len(patches) for patches in cut]], images[0].device, found)
+        lengths = [len(patches) for patches in cut]
+        batches, [places] = full_batches([lengths], images[0].device, found, send=send)
         x = self.norm_in(self.embed(torch.cat(cut)))
         hidden: Tensor = self(x, places, batches)[-1]
         return hidden
@@ -56,7 +59,7 @@ class PixtralTower(PackedTower):
         return image.shape[-2] // self.patch_size, image.shape[-1] // self.patch_size
 
 
-class PixtralEncoder(MediaEncoder):
+class PixtralEncoder(ImageEncoder):
     """Reads `pixel_values`, [1, 3, H, W] of each image, H and W multiples of a patch."""
 
     WEIGHTS: ClassVar = {
@@ -88,12 +91,17 @@ class PixtralEncoder(MediaEncoder):
             bool(config.get("multimodal_projector_bias", self.BIAS)),
         )
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
         images = [item["pixel_values"] for item in items]
         grids = [self.tower.grid(image) for image in images]
-        parts = torch.split(self.tower.encode(images), [rows * columns for rows, columns in grids])
+        parts = torch.split(self.tower.encode(images, send), [rows * columns for rows, columns in grids])
         merged = self._merged(parts, grids)
         return list(torch.split(self.projector(torch.cat(merged)), [len(part) for part in merged]))
+
+    def sample(self, numbers: int, device: torch.device) -> Features:
+        unit = 2 * self.tower.patch_size
+        self.side = max(1, isqrt(numbers // 3) // unit) * unit
+        return super().sample(numbers, device)
 
     def _merged(self, parts: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> list[Tensor]:
         return list(parts)

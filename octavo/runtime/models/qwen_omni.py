@@ -17,7 +17,7 @@ from octavo.runtime.models.arch import Arch, Config, size_of
 from octavo.runtime.models.audio import make_tower
 from octavo.runtime.models.audio_tower import AudioTower, audio_weights
 from octavo.runtime.models.media import Features
-from octavo.runtime.models.qwen_vl import Plan, Qwen25VLEncoder
+from octavo.runtime.models.qwen_vl import Qwen25VLEncoder
 from octavo.runtime.models.weights import Target, to
 from octavo.runtime.transfer import Array
 
@@ -83,11 +83,8 @@ class OmniEncoder(Qwen25VLEncoder):
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         heard = iter(self._hear([item["input_features"] for item in items if "input_features" in item]))
         rest = [item for item in items if "grid_thw" in item]
-        seen = iter(self.run(rest, super().plan(rest)) if rest else ())
+        seen = iter(super().encode(rest) if rest else ())
         return [next(seen if "grid_thw" in item else heard) for item in items]
-
-    def plan(self, items: Sequence[Features]) -> Plan | None:  # type: ignore[override]
-        return super().plan(items) if all("grid_thw" in item for item in items) else None
 
     def _hear(self, mels: Sequence[Tensor]) -> list[Tensor]:
         if not mels:

@@ -22,11 +22,11 @@ from octavo.runtime.layers.norm import NormArch, make_norm
 from octavo.runtime.layers.rotary import KNOWN_GRIDS, places_of
 from octavo.runtime.models.arch import Config, LayerArch, size_of
 from octavo.runtime.models.experts import stacked_by_inputs
-from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.media import Features, ImageEncoder
 from octavo.runtime.models.packed_vision import PackedTower
 from octavo.runtime.models.vision import Projector, flat, full_batches, resampled, tower_body
 from octavo.runtime.models.weights import Target, qkv, to
-from octavo.runtime.transfer import Array
+from octavo.runtime.transfer import Array, Send
 
 Grid = tuple[int, int, int]
 """Times, rows and columns of patches."""
@@ -75,7 +75,7 @@ def _weights(up: Mapping[str, str], down: str, merger: Sequence[str], *, fills: 
     }
 
 
-class Qwen2VLEncoder(MediaEncoder):
+class Qwen2VLEncoder(ImageEncoder):
     """Reads `pixel_values`, [P, 3, of one frame or a pair], and `grid_thw`, [3]; `seconds` of videos."""
 
     WEIGHTS: ClassVar = _weights({"fc1": ""}, "fc2", ("ln_q", "mlp.0", "mlp.2"), fills=False)
@@ -111,19 +111,12 @@ class Qwen2VLEncoder(MediaEncoder):
         joined = self.tower.size * self._merge**2
         return Projector(build, (joined, joined, self._size), "gelu", True)
 
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
-        return self.run(items, self.plan(items))
-
-    def plan(self, items: Sequence[Features]) -> Plan:
-        return self.lay_out([_grid(item) for item in items], items[0]["levels"].device)
-
-    def run(self, items: Sequence[Features], plan: Plan) -> list[Tensor]:
+    def see(self, items: Sequence[Features], send: Send) -> list[Tensor]:
+        plan = self.lay_out([_grid(item) for item in items], items[0]["levels"].device, send)
         pair, area = size_of(self.vision, "temporal_patch_size"), size_of(self.vision, "patch_size") ** 2
         frames = [x.view(*x.shape[:2], -1, area) for x in (item["pixel_values"] for item in items)]
         patches = [each.expand(-1, -1, pair, -1) for each in frames]
         embeds = self.project(torch.cat(patches).flatten(1), *plan)
-        for batch in plan[0]:
-            batch.step_tables = None
         return list(torch.split(embeds, [prod(_grid(item)) // self._merge**2 for item in items]))
 
     def pixels(self, item: Features) -> Features:
@@ -146,9 +139,9 @@ class Qwen2VLEncoder(MediaEncoder):
         levels = torch.zeros(3, 256, device=device)
         return {"pixel_values": pixels, "levels": levels, "grid_thw": torch.tensor([1, side, side])}
 
-    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+    def lay_out(self, grids: Sequence[Grid], device: torch.device, send: Send) -> Plan:
         """Return what `project` needs to know of patches."""
-        return full_batches([frames_of(grids)], device, self.places(grids))
+        return full_batches([frames_of(grids)], device, self.places(grids), send=send)
 
     def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
         """Return the embeddings of all items, [squares, hidden_size]. batches, beside: the plan"""
@@ -204,14 +197,14 @@ class Qwen25VLEncoder(Qwen2VLEncoder):
         size = size_of(vision, "intermediate_size", 3420)
         return vision | {"intermediate_size": size + -size % _UNIT}
 
-    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+    def lay_out(self, grids: Sequence[Grid], device: torch.device, send: Send) -> Plan:
         """Put squares into the order of windows."""
         vision, unit = self.vision, self._merge**2
         side = size_of(vision, "window_size") // self._merge // size_of(vision, "patch_size")
         order, windows = by_windows([(t, h // self._merge, w // self._merge) for t, h, w in grids], side)
         rows = (order[:, None] * unit + np.arange(unit)).ravel()
         beside, lengths = (self.places(grids)[:, rows], rows, order.argsort()), (unit * windows).tolist()
-        return full_batches([frames_of(grids), lengths], device, *beside)
+        return full_batches([frames_of(grids), lengths], device, *beside, send=send)
 
     def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
         """Compute squares window by window, then put them back."""
@@ -269,12 +262,12 @@ class Qwen3VLEncoder(Qwen2VLEncoder):
             self.merger(build.at(f"deep_projectors.{i}")) for i in range(len(self._deep))
         )
 
-    def lay_out(self, grids: Sequence[Grid], device: torch.device) -> Plan:
+    def lay_out(self, grids: Sequence[Grid], device: torch.device, send: Send) -> Plan:
         """Find the learned positions around patches."""
         found = [corners_of(h, w, self._merge, self._side) for t, h, w in grids for _ in range(t)]
         corners, weights = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
         beside = self.places(grids), corners, weights.view(np.int64)
-        return full_batches([frames_of(grids)], device, *beside)
+        return full_batches([frames_of(grids)], device, *beside, send=send)
 
     def project(self, patches: Tensor, batches: Sequence[ForwardBatch], beside: Sequence[Tensor]) -> Tensor:
         """Return the embeddings, and beside them what the first layers of the text add."""

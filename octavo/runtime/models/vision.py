@@ -29,7 +29,7 @@ from octavo.runtime.models.arch import (
 )
 from octavo.runtime.models.decoder import DecoderLayer, Want
 from octavo.runtime.models.weights import Target, qkv, to
-from octavo.runtime.transfer import Array, send
+from octavo.runtime.transfer import Array, Send, send
 
 CLIP: Config = {
     "hidden_size": 768,
@@ -121,13 +121,14 @@ class VisionTower(nn.Module):
     def forward(
         self,
         patches: Tensor,
+        send: Send,
         kept: Sequence[int] = (),
         positions: Tensor | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states of N images of one size, [N, class token and patches, size].
 
-        patches: [N, P, patch_inputs]
+        patches: [N, P, patch_inputs]; send: see ImageEncoder
         kept:    return those behind so many layers instead, side by side: [N, …, len(kept) * size]
         positions: numbers of learned positions, [P] or [N, P] int64; None = 0, 1, …
         seen:    [N, P] bool, what is attended to; None = all
@@ -141,7 +142,7 @@ class VisionTower(nn.Module):
         if self._arch.num_positions:
             places = torch.arange(length, device=x.device) if positions is None else positions
             x = x + self.positions(places.flatten()).view(*places.shape, -1)
-        batch = full_batch([length] * num_images, x.device)
+        batch = full_batch([length] * num_images, x.device, send)
         if seen is not None:
             attend_to(seen, batch)
         states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), repeat(batch), kept)
@@ -171,13 +172,13 @@ def run_blocks(
     return states
 
 
-def full_batch(lengths: Sequence[int], device: torch.device) -> ForwardBatch:
+def full_batch(lengths: Sequence[int], device: torch.device, send: Send = send) -> ForwardBatch:
     """Return a batch of sequences, one after the other, for layers that keep nothing between steps."""
-    return full_batches([lengths], device)[0][0]
+    return full_batches([lengths], device, send=send)[0][0]
 
 
 def full_batches(
-    many: Sequence[Sequence[int]], device: torch.device, *beside: Array
+    many: Sequence[Sequence[int]], device: torch.device, *beside: Array, send: Send = send
 ) -> tuple[list[ForwardBatch], list[Tensor]]:
     """Return a full_batch of each list of lengths, and the arrays `beside` them, in one copy."""
     arrays = list(beside)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from octavo.base.lru import LRU
-from octavo.runtime.models.media import SIZES, Features, ItemEncoder
+from octavo.runtime.models.media import SIZES, Features, ImageEncoder, ItemEncoder
 from octavo.runtime.platforms.platform import Capture
+from octavo.runtime.transfer import Array, Send, send
 
 Inputs = dict[str, Tensor]
 _MOST_NUMBERS = 4 << 20
@@ -25,10 +26,16 @@ _MOST_BATCHES = 16
 class _Batch:
     """What is known of batches of some sizes. replay: None as long as there was only one"""
 
-    plan: Any
+    sent: list[list[Tensor]] = field(default_factory=list)
+    """What sizes decide, as it came to the device."""
     inputs: list[Inputs] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     replay: Callable[[], None] | None = None
+
+    def send(self, arrays: list[Array], device: torch.device) -> list[Tensor]:
+        """Send, and remember it."""
+        self.sent.append(send(arrays, device))
+        return self.sent[-1]
 
 
 class EncoderGraphs:
@@ -46,17 +53,16 @@ class EncoderGraphs:
     def encode(self, items: Sequence[Inputs]) -> list[Tensor]:
         """See ItemEncoder.encode; the results are the caller's."""
         encoder, numbers = self._encoder(), sum(each.numel() for item in items for each in item.values())
-        if self._capture is None or numbers > _MOST_NUMBERS:
+        is_known = isinstance(encoder, ImageEncoder) and not any("input_features" in item for item in items)
+        if self._capture is None or numbers > _MOST_NUMBERS or not is_known:
             return encoder.encode([_normalised(item, encoder) for item in items])
         key = tuple(tuple(_size(*pair) for pair in sorted(item.items())) for item in items)
         if (batch := self._known.get(key)) is None:
-            if (plan := encoder.plan(items)) is None:
-                return encoder.encode([_normalised(item, encoder) for item in items])
-            self._known.put(key, batch := _Batch(plan), 1)
-            return encoder.run([_normalised(item, encoder) for item in items], plan)
+            self._known.put(key, batch := _Batch(), 1)
+            return self._compute(items, batch.send)
         if batch.replay is None:
             batch.inputs = [{n: x if n in SIZES else x.clone() for n, x in item.items()} for item in items]
-            batch.replay = self._capture(lambda: self._compute(batch))
+            batch.replay = self._capture(lambda: self._compute_again(batch))
         else:
             for kept, item in zip(batch.inputs, items, strict=True):
                 for name in kept.keys() - SIZES:
@@ -64,16 +70,21 @@ class EncoderGraphs:
         batch.replay()
         return [output.clone() for output in batch.outputs]
 
-    def _compute(self, batch: _Batch) -> None:
+    def _compute(self, items: Sequence[Inputs], send: Send) -> list[Tensor]:
         encoder = self._encoder()
-        batch.outputs = encoder.run([_normalised(item, encoder) for item in batch.inputs], batch.plan)
+        assert isinstance(encoder, ImageEncoder)
+        return encoder.see([_normalised(item, encoder) for item in items], send)
+
+    def _compute_again(self, batch: _Batch) -> None:
+        known = iter(batch.sent)
+        batch.outputs = self._compute(batch.inputs, lambda arrays, device: next(known))
 
 
 @torch.inference_mode()
 def encode_sample(encoder: ItemEncoder, device: torch.device) -> None:
     """Encode what is as large as the largest batch that may be captured: its memory is measured."""
-    if (sample := encoder.sample(_MOST_NUMBERS, device)) is not None:
-        encoder.encode([_normalised(sample, encoder)])
+    if isinstance(encoder, ImageEncoder):
+        encoder.encode([_normalised(encoder.sample(_MOST_NUMBERS, device), encoder)])
 
 
 def _size(name: str, given: Tensor) -> tuple[Any, ...]:
