@@ -26,6 +26,7 @@ from octavo.runtime.transfer import Array, Send, send
 Features = Mapping[str, Tensor]
 """What the front-end's processor made of one item, by name."""
 SIZES = frozenset({"grid_thw", "grid", "image_sizes", "num_frames", "is_beside_images", "seconds"})
+SIZES |= {"is_height_first"}
 """Features that encoders read as numbers stay on the host: reading them from a GPU would wait for it."""
 
 _TEXT = "model.language_model.|language_model.|model.text_model.|"

@@ -123,8 +123,10 @@ class Qwen2VLEncoder(ImageEncoder):
         """See MediaEncoder: resampled, then cut into patches, square by square."""
         if "picture" not in item:
             return item
-        columns_first = resampled(item["picture"], item["columns"], 1)
-        picture, (_, rows, columns) = resampled(columns_first, item["rows"], 0), _grid(item)
+        picture, (_, rows, columns) = item["picture"], _grid(item)
+        passes = (("columns", 1), ("rows", 0))
+        for name, axis in reversed(passes) if int(item["is_height_first"]) else passes:
+            picture = resampled(picture, item[name], axis)
         merge, side = self._merge, size_of(self.vision, "patch_size")
         cut = picture.view(rows // merge, merge, side, columns // merge, merge, side, 3)
         return {

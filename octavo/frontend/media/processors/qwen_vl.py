@@ -56,6 +56,7 @@ class Qwen2VLProcessor(ImageProcessor):
         if not _may_wait(image, settings, height, width):
             return patches_of([image], settings, (height, width))
         lines = {"rows": pixels.taps(image.height, height), "columns": pixels.taps(image.width, width)}
+        lines["is_height_first"] = np.array([int(pixels.changes_height_first(image, height, width))])
         grid = np.array([1, height // settings["patch_size"], width // settings["patch_size"]])
         return {"picture": np.asarray(image), **lines, "levels": pixels.levels(settings), "grid_thw": grid}
 
@@ -163,10 +164,10 @@ def with_limits(settings: Settings) -> dict[str, Any]:
 
 
 def _may_wait(image: Image.Image, settings: Settings, height: int, width: int) -> bool:
-    """Whether the GPU may resample: in Pillow's order, rows last, and not much more than it then keeps."""
+    """Whether the GPU may resample: not much more than it then keeps."""
     is_bicubic = settings.get("do_resize", True) and settings["resample"] == Image.Resampling.BICUBIC
-    is_known = is_bicubic and height >= image.height and image.mode == "RGB"
-    return bool(settings.get("resamples_later") and is_known and image.width <= 2 * width)
+    is_small = image.mode == "RGB" and image.width * image.height <= 4 * width * height
+    return bool(settings.get("resamples_later") and is_bicubic and is_small)
 
 
 def patches_of(frames: list[Image.Image], settings: Settings, size: tuple[int, ...]) -> Arrays:

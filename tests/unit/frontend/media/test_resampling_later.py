@@ -20,21 +20,47 @@ def noise(height, width, seed=0):
 
 @pytest.mark.parametrize(
     ("have", "wanted"),
-    [((60, 90), (84, 112)), ((97, 33), (97, 28)), ((50, 160), (56, 84)), ((7, 5), (28, 28))],
+    [
+        ((60, 90), (84, 112)),
+        ((97, 33), (97, 28)),
+        ((50, 160), (56, 84)),
+        ((7, 5), (28, 28)),
+        ((200, 90), (84, 112)),
+        ((80, 100), (60, 91)),
+        ((80, 100), (60, 89)),
+    ],
 )
 def test_bits_are_pillows(have, wanted):
+    """In Pillow's order; the last two are at the edge between one and the other."""
     source = noise(*have)
+    image = Image.fromarray(source)
     rows, columns = (torch.from_numpy(pixels.taps(*pair)) for pair in zip(have, wanted, strict=True))
-    ours = resampled(resampled(torch.from_numpy(source), columns, 1), rows, 0).numpy()
-    theirs = Image.fromarray(source).resize(wanted[::-1], Image.Resampling.BICUBIC)
-    assert (ours == np.asarray(theirs)).all()
-    other = resampled(resampled(torch.from_numpy(source), rows, 0), columns, 1).numpy()
+    width_first = resampled(resampled(torch.from_numpy(source), columns, 1), rows, 0).numpy()
+    height_first = resampled(resampled(torch.from_numpy(source), rows, 0), columns, 1).numpy()
+    theirs = np.asarray(image.resize(wanted[::-1], Image.Resampling.BICUBIC))
+    is_height_first = pixels.changes_height_first(image, *wanted)
+    ours, other = (height_first, width_first) if is_height_first else (width_first, height_first)
+    assert (ours == theirs).all()
     assert have[0] == wanted[0] or (ours != other).any(), "the order does not show"
+
+
+def test_an_older_pillow(monkeypatch):
+    """It changes the width first, always; what the installed one does is looked at."""
+    image, resize = Image.fromarray(noise(200, 90)), Image.Image.resize
+
+    def in_two(image, size, resample):
+        return resize(resize(image, (size[0], image.height), resample), size, resample)
+
+    pixels._chooses_order.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "resize", in_two)
+        assert not pixels.changes_height_first(image, 84, 112)
+    pixels._chooses_order.cache_clear()
 
 
 @pytest.mark.parametrize("architecture", QWENS)
 def test_the_encoder_sees_the_same_pixels(architecture, monkeypatch):
-    """A picture that becomes lower is resampled by Pillow as before."""
+    """Pictures become higher and lower; of a much larger one Pillow makes less before it is sent."""
     init, prepare, kinds = MediaReader.__init__, Qwen2VLProcessor.prepare, []
 
     def on_gpu(reader, *arguments):
@@ -54,10 +80,12 @@ def test_the_encoder_sees_the_same_pixels(architecture, monkeypatch):
         plain = {**processor.settings, "resamples_later": False}
         for seed in range(4):
             image = Image.fromarray(noise(60 + 9 * seed, 100 - 7 * seed, seed))
-            made = {name: torch.from_numpy(each) for name, each in prepare(image, processor.settings).items()}
+            read = prepare(image, processor.settings)
+            made = {name: torch.from_numpy(each.copy()) for name, each in read.items()}
             expected = prepare(image, plain)["pixel_values"]
             assert (encoder.pixels(made)["pixel_values"].numpy() == expected).all()
         requests = make_requests(architecture)
+        requests[0]["multi_modal_data"]["image"] = [Image.fromarray(noise(400, 300))]
         outputs = llm.generate(requests, PARAMS, use_tqdm=False)
     assert max(differences(architecture, requests, outputs)) <= TOLERANCE
     assert set(kinds) == {True, False}
