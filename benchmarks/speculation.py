@@ -6,13 +6,15 @@ The default model on the CPU, two engines in one process. Edits: a file of this 
 of its changed copy. Turns: an agent's requests that came before. JSON: a schema without white space. Chat:
 stories at a temperature, where hardly anything repeats. Prints one JSON line per workload and batch: medians
 of the rounds' tokens per second and of their quotients, drafts and what of them came true; who is first takes
-turns. Texts must be equal.
+turns. Texts must be equal. With --twin a second plain engine runs beside: its quotients to the first are
+what the machine makes of two that do the same.
 """
 
 import argparse
 import json
 import statistics
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from octavo import LLM, SamplingParams, StructuredOutputsParams
@@ -107,31 +109,41 @@ def main():
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="a workload")
+    parser.add_argument("--twin", action="store_true", help="a second plain engine beside")
     args = parser.parse_args()
     options = {"max_model_len": 2048, "max_num_seqs": 32, "num_gpu_blocks_override": 1200}
-    with LLM(args.model, **options) as plain:
+    with ExitStack() as stack:
+        plain, *twin = (stack.enter_context(LLM(args.model, **options)) for _ in range(1 + args.twin))
         for name, method, batch, prompts, params in workloads():
             if args.only not in ("", name):
                 continue
             with LLM(args.model, spec_method=method, **options) as guessing:
-                for llm in (plain, guessing):  # sizes are recorded, and turns have come before
+                engines = [plain, guessing, *twin]
+                for llm in engines:  # sizes are recorded, and turns have come before
                     run(llm, batch, prompts, params)
                 before, rates = drafts(guessing), []
                 for number in range(args.rounds):
-                    turn = (plain, guessing)[:: -1 if number % 2 else 1]
-                    found = {llm: run(llm, batch, prompts, params) for llm in turn}
-                    assert found[plain][1] == found[guessing][1], "guessing changed a text"
-                    rates.append((found[plain][0], found[guessing][0]))
+                    first = number % len(engines)
+                    found = {
+                        llm: run(llm, batch, prompts, params) for llm in engines[first:] + engines[:first]
+                    }
+                    assert all(each[1] == found[plain][1] for each in found.values()), "a text changed"
+                    rates.append([found[llm][0] for llm in engines])
                 counts = [now - then for now, then in zip(drafts(guessing), before, strict=True)]
+            quotients, *twins = (
+                sorted(round(each[place] / each[0], 3) for each in rates) for place in range(1, len(engines))
+            )
             row = {
                 "workload": name,
                 "method": method,
                 "batch": batch,
-                "plain_tokens_per_s": round(statistics.median(rate for rate, _ in rates), 1),
-                "tokens_per_s": round(statistics.median(rate for _, rate in rates), 1),
-                "quotient": round(statistics.median(rate / usual for usual, rate in rates), 3),
+                "plain_tokens_per_s": round(statistics.median(each[0] for each in rates), 1),
+                "tokens_per_s": round(statistics.median(each[1] for each in rates), 1),
+                "quotient": round(statistics.median(quotients), 3),
                 **dict(zip(("drafts", "draft_tokens", "accepted_tokens"), counts, strict=True)),
             }
+            if twins:
+                row |= {"quotients": quotients, "twin_quotients": twins[0]}
             print(json.dumps(row), flush=True)
 
 
