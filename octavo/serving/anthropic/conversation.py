@@ -95,7 +95,7 @@ def _retention_s(body: protocol.CountTokensRequest) -> float | None:
 
 
 def _set_sampling(request: ChatRequest, body: protocol.MessagesRequest) -> None:
-    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "lora"):
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "lora", "speculative"):
         setattr(request, name, getattr(body, name))
     request.stop = body.stop_sequences
     if body.thinking is not None:

@@ -100,6 +100,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     """octavo's: the same seed, the same answer."""
     lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
     """octavo's: adapters to add up, each times its scale."""
+    speculative: bool | dict[str, int] | None = None
+    """octavo's: False, or {"num_tokens": N}: guess none, or at most N tokens ahead."""
     inference_geo: Any = None
     context_management: Any = None
     diagnostics: Any = None

@@ -168,6 +168,12 @@ async def test_stop_sequences(client):
     assert message.content[0].text == text[: text.index(word)]
 
 
+async def test_a_request_may_do_without_drafts(server):
+    for allowed in (False, {"num_tokens": 2}):
+        answer = await post(server, RAW | {"speculative": allowed}, 200)
+        assert answer["content"] == (await post(server, RAW, 200))["content"]
+
+
 async def test_thoughts_of_a_model_that_thinks(client, server):
     asked = {**ASKED, "messages": [USER], "thinking": {"type": "enabled", "budget_tokens": 1024}}
     message = await client.messages.create(**asked)  # this one does not
@@ -228,6 +234,7 @@ async def test_a_form_of_the_answer(client):
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "name"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "robot"),
         ({"system": [{"type": "image"}]}, "turns of the user"),
+        ({"speculative": {"num_tokens": 129}}, "with N from 0 to 128"),
     ],
 )
 async def test_requests_that_are_refused(server, fields, text):
