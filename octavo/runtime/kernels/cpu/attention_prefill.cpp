@@ -133,6 +133,35 @@ void for_vectors(int64_t columns, Body&& body) {
     if (columns - at == 1 * VL) body(std::integral_constant<int, 1>(), at);
 }
 
+bool sees_all(Range seen) { return seen.begin == 0 && seen.end == TILE; }
+
+// As `weigh`, to the bit, for ROWS rows that see all of a tile: no masks, and while one row's maximum or sum is
+// taken across lanes others go on.
+template <bool SCALED>
+void weigh_all(const Scales* scales, float* scores, float* highest, float* total, float* decay) {
+    float now[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        vf top = set1(highest[r]);
+        for (int at = r * TILE; at < (r + 1) * TILE; at += VL) {
+            if (SCALED) store(scores + at, load(scores + at) * load(scales->keys + at % TILE));
+            top = max(top, load(scores + at));
+        }
+        now[r] = largest(top);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        vf sums = {};
+        const float base = now[r] == LOWEST ? 0.0f : now[r];  // all are infinite: no weights
+        for (int at = r * TILE; at < (r + 1) * TILE; at += VL) {
+            vf weight = exp_nonpositive(load(scores + at) - base);
+            store(scores + at, SCALED ? weight * load(scales->values + at % TILE) : weight);
+            sums = sums + weight;
+        }
+        decay[r] = exp_nonpositive(set1(highest[r] - base))[0];
+        highest[r] = now[r];
+        total[r] = total[r] * decay[r] + sum(sums);
+    }
+}
+
 // Let all rows see one tile.
 template <bool SCALED>
 void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales* scales, const State& state,
@@ -149,6 +178,12 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales*
     });
     for (int64_t first = 0; first < rows; first += ROWS) {
         Range block = seen_by(job, piece, first, ROWS, tile);
+        if (first + ROWS <= rows && job.soft_cap == 0 && sees_all(visible(job, piece, first, tile)) &&
+            sees_all(visible(job, piece, first + ROWS - 1, tile))) {
+            weigh_all<SCALED>(scales, space.scores + first * TILE, state.highest + first, state.total + first,
+                              space.decay + first);
+            continue;
+        }
         for (int64_t row = first; row < std::min(first + ROWS, rows) && !block.empty(); row++)
             space.decay[row] = weigh<SCALED>(job.soft_cap, scales, space.scores + row * TILE, block,
                                              visible(job, piece, row, tile), state.highest[row],
@@ -164,24 +199,33 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales*
     });
 }
 
-void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
-         float* floats) {
-    int64_t rows = piece.rows(job), width = job.width(), size = job.cache.head_dim;
+void begin(const Attention& job, const Piece& piece, float* floats) {
+    const int64_t rows = piece.rows(job), width = job.width(), size = job.cache.head_dim;
     const bool straight = job.is_alone(piece.request);
     Space space(floats, round_up(rows, ROWS), width);
-    std::fill(space.q, space.keys, 0.0f);
-    std::fill(space.decay, space.rough, 0.0f);
-    for (int64_t row = 0; row < rows; row++) {
-        const float* from = piece.query(job, row);
-        float* to = space.q + row / ROWS * ROWS * width + row % ROWS;
-        for (int64_t d = 0; d < size; d++) to[order(d, width, straight) * ROWS] = from[d] * job.scale;
+    std::fill_n(space.rough, size, 0.0f);  // a query of rows that are none
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        const float* from[ROWS];
+        for (int r = 0; r < ROWS; r++) from[r] = first + r < rows ? piece.query(job, first + r) : space.rough;
+        float* to = space.q + first * width;
+        for (int64_t d = 0; d < width; d++) {
+            float* place = to + order(d, width, straight) * ROWS;
+            for (int r = 0; r < ROWS; r++) place[r] = d < size ? from[r][d] * job.scale : 0.0f;
+        }
     }
+}
+
+void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+         float* floats) {
+    const int64_t rows = piece.rows(job), width = job.width();
+    Space space(floats, round_up(rows, ROWS), width);
+    std::fill(space.decay, space.rough, 0.0f);
     for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
         Range seen = part_of(tile, begin, end);
         for_type(job.cache.type, [&](auto type) {
             widen_tile<type.value>(job, piece, tile, seen, space.rough, space.values);
         });
-        turn_keys(space.rough, width, straight, space.keys);
+        turn_keys(space.rough, width, job.is_alone(piece.request), space.keys);
         if (job.cache.type == CACHE_I8) {
             const Scales scales(job, piece, tile, seen);
             visit<true>(job, piece, tile, &scales, state, space);
@@ -197,6 +241,6 @@ int64_t space(const Attention& job, int64_t rows) {
 
 }  // namespace
 
-const Arithmetic prefill_kernels = {space, nullptr, see, nullptr};
+const Arithmetic prefill_kernels = {space, begin, see, nullptr};
 
 }  // namespace octavo
