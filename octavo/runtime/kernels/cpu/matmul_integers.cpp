@@ -133,7 +133,8 @@ __attribute__((noinline)) void pack_strip(const Matmul<X>& job, int64_t column, 
     }
 }
 
-// Parts first … first + count - 1 of a strip with R rows of x; `sums`: of each row, those up to there.
+// Parts first … first + count - 1 of a strip with R rows of x; `sums`: of each row, those up to there. Lines of
+// outputs are fetched a block before they are written: to wait for them takes longer than to compute them.
 template <class Type, class X, int R>
 void multiply_tile(const Matmul<X>& job, int64_t row, int64_t column, int64_t first, int64_t count,
                    const PanelPart<Type, X>* strip, float* sums) {
@@ -143,6 +144,9 @@ void multiply_tile(const Matmul<X>& job, int64_t row, int64_t column, int64_t fi
         for (int g = 0; g < 2; g++)
             acc[r][g] = IN_BLOCKS && first > 0 ? read<TileFloats>(sums + r * STRIP + g * WIDTH) : TileFloats{};
     const QuantizedPart<X>* x = job.x + row * job.parts + first;
+    const int64_t left = job.parts - first - count;
+    if (IN_BLOCKS && left > 0 && left <= BLOCK)
+        for (int r = 0; r < R; r++) prefetch<STRIP * sizeof(float)>((const uint8_t*)(job.y + (row + r) * job.y_stride + column));
     for (int64_t i = 0; i < count; i++, x++, strip++) {
         const PanelPart<Type, X>& part = *strip;
         unrolled<SCALES>([&](auto h) {

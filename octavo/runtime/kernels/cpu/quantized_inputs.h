@@ -34,6 +34,26 @@ struct QuantizedPart {
 #endif
 };
 
+#if defined(OCTAVO_AVX512)
+inline void narrow(const vi (&whole)[VECTORS], int8_t* out) {
+    for (int j = 0; j < VECTORS; j++)
+        _mm_storeu_si128((__m128i*)(out + j * VL), _mm512_cvtsepi32_epi8((__m512i)whole[j]));
+}
+
+inline void narrow(const vi (&whole)[VECTORS], int16_t* out) {
+    typedef int16_t i16x32 __attribute__((vector_size(64)));
+    const i16x32 even_first = {0, 2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                               1, 3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    const u8x32 low = (u8x32)_mm512_cvtsepi32_epi16((__m512i)whole[0]);
+    const u8x32 high = (u8x32)_mm512_cvtsepi32_epi16((__m512i)whole[1]);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16((__m512i)even_first, both));
+}
+
+inline void add_halves(const vi (&whole)[VECTORS], int32_t (&sums)[2]) {
+    for (int j = 0; j < 2; j++) sums[j] = _mm512_reduce_add_epi32((__m512i)whole[j]);
+}
+#else
 inline void narrow(const int32_t (&whole)[PART], int8_t* out) {
 #if defined(__AVX2__)
     __m256i a[4];
@@ -69,6 +89,14 @@ inline void narrow(const int32_t (&whole)[PART], int16_t* out) {
 #endif
 }
 
+inline void add_halves(const int32_t (&whole)[PART], int32_t (&sums)[2]) {
+    uint32_t first = 0, second = 0;
+    for (int j = 0; j < 16; j++) first += uint32_t(whole[j]);
+    for (int j = 16; j < PART; j++) second += uint32_t(whole[j]);
+    sums[0] = int32_t(first), sums[1] = int32_t(second);
+}
+#endif
+
 template <class X>
 void quantize_part(const float* x, QuantizedPart<X>& out) {
     vf top = {}, poison = {};
@@ -78,16 +106,18 @@ void quantize_part(const float* x, QuantizedPart<X>& out) {
         poison = poison + v * 0.0f;  // not-a-number if one of x is that or infinite
     }
     float highest = largest(top), inverse = highest > 1e-30f ? float(X::TOP) / highest : 0.0f;
+#if defined(OCTAVO_AVX512)
+    vi whole[VECTORS];
+    for (int j = 0; j < VECTORS; j++) whole[j] = to_int(load(x + j * VL) * inverse);
+#else
     int32_t whole[PART];
     for (int j = 0; j < VECTORS; j++) {
         vi rounded = to_int(load(x + j * VL) * inverse);
         std::memcpy(whole + j * VL, &rounded, sizeof rounded);
     }
+#endif
     narrow(whole, out.q);
-    uint32_t first = 0, second = 0;  // these may wrap around where x is no number
-    for (int j = 0; j < 16; j++) first += uint32_t(whole[j]);
-    for (int j = 16; j < PART; j++) second += uint32_t(whole[j]);
-    out.half_sums[0] = int32_t(first), out.half_sums[1] = int32_t(second);
+    add_halves(whole, out.half_sums);  // which may wrap around where x is no number
 #if defined(OCTAVO_NEON)
     for (int j = 0; j < 2; j++) {
         out.low_sums[j] = 0;
@@ -95,7 +125,7 @@ void quantize_part(const float* x, QuantizedPart<X>& out) {
     }
 #endif
     out.scale = highest / float(X::TOP) + sum(poison);
-    out.sum = out.scale * float(int32_t(first + second));
+    out.sum = out.scale * float(int32_t(uint32_t(out.half_sums[0]) + uint32_t(out.half_sums[1])));
 }
 
 }  // namespace octavo
