@@ -130,8 +130,7 @@ class Target:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OctavoError(
                 f"No server answers at {self.base_url} ({error}). Start one with `octavo serve`, "
-                "or name another "
-                "with --base-url or --host and --port."
+                "or name another with --base-url or --host and --port."
             ) from error
 
     async def post(self, path: str) -> None:

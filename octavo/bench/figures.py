@@ -33,22 +33,19 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             raise ConfigError(
-                f"Invalid format found for service level objectives: {pair!r}. Specify service "
-                "level objectives "
-                'for goodput as "KEY:VALUE" pairs, where the key is a metric name, and the '
-                "value is a number in "
-                "milliseconds."
+                f"Invalid format found for service level objectives: {pair!r}. Specify service level "
+                'objectives for goodput as "KEY:VALUE" pairs, where the key is a metric name, and the '
+                "value is a number in milliseconds."
             ) from None
         if name not in SLO_NAMES:
             raise ConfigError(
-                f"Invalid metric name found, {name}: {value}. The service level objective name "
-                "should be one of "
-                f"{list(SLO_NAMES)}."
+                f"Invalid metric name found, {name}: {value}. The service level objective name should be "
+                f"one of {list(SLO_NAMES)}."
             )
         if not limits[name] >= 0:
             raise ConfigError(
-                f"Invalid value found, {name}: {value}. The service level objective value should "
-                "be non-negative."
+                f"Invalid value found, {name}: {value}. The service level objective value should be "
+                "non-negative."
             )
     return limits
 

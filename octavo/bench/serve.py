@@ -1,7 +1,6 @@
 """`bench serve`: put a load on an OpenAI-compatible server and measure what comes back.
 
-Flags, definitions and fields of the result are those of `vllm bench serve`, so that both read each other's
-files.
+Flags, definitions and fields of the result are `vllm bench serve`'s, so that both read each other's files.
 """
 
 import asyncio
@@ -158,8 +157,7 @@ def _models(load: LoadOptions, name: str, count: int, seed: int) -> list[str]:
 
 
 async def _model(target: Target, load: LoadOptions) -> tuple[str, str]:
-    """Its name in requests, and where its tokenizer is; the server is asked in any case, to see that it is
-    there."""
+    """Its name in requests, and where its tokenizer is; the server is asked anyhow, to see if it is there."""
     if not load.model:
         return await target.first_model()
     await target.get("/v1/models")

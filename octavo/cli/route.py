@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Route until asked to end."""
     urls = check_servers(args.servers)
     config = RouterConfig(**options(args, RouterConfig))
+    config.check()
     if not config.api_key:
         config = dataclasses.replace(config, api_key=[Secret.of(key) for key in env.api_keys()])
     server = ServerConfig(**{name: getattr(config, name) for name in _SHARED})

@@ -35,6 +35,14 @@ class RouterConfig:
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
     shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish on SIGTERM.")
 
+    def check(self) -> None:
+        """Refuse what cannot be. Raises ConfigError."""
+        for name in ("health_interval", "connect_timeout", "max_request_bytes"):
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"{name} must be above 0, got {value}.")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}.")
+
 
 def check_servers(urls: list[str]) -> list[str]:
     """Return the servers' addresses without a slash at the end. Raises ConfigError."""

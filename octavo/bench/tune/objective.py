@@ -1,5 +1,4 @@
-"""`ServerObjective`: starts `octavo serve` with the options of a point, puts the workload on it, scores
-it."""
+"""`ServerObjective`: starts `octavo serve` with a point's options, puts the workload on it, scores it."""
 
 import asyncio
 import math
@@ -96,8 +95,7 @@ async def _watch(target: Target, pages: list[tuple[float, Page]]) -> None:
 
 
 def _diagnose(pages: list[tuple[float, Page]], idle_cores: float) -> Diagnosis:
-    """Judge the time in which there were requests: from the page before the first to the one behind the
-    last."""
+    """Judge the time with requests: from the page before the first to the one behind the last."""
     busy = [place for place, (_, page) in enumerate(pages) if page.get("num_requests_running")]
     first, last = (max(0, busy[0] - 1), min(len(pages) - 1, busy[-1] + 1)) if busy else (0, len(pages) - 1)
     seconds = max(pages[last][0] - pages[first][0], 1e-3)

@@ -152,12 +152,12 @@ class Search:
                 self._say(trial, trial.median == max(other.median for other in finalists))
         return max(ranked, key=lambda trial: trial.median)
 
-    def _has_time(self, count: float) -> bool:
-        """Whether so many measurements fit into the rest of the budget; the first always does."""
-        return not self._seen or self._clock() + count * self._mean_s() <= self._end
-
-    def _mean_s(self) -> float:
-        return statistics.mean(trial.seconds for trial in self._seen.values())
+    def _has_time(self, count: int, kept_s: float = 0.0) -> bool:
+        """Whether so many fit into the rest of the budget, less what finalists take, kept_s at most of it."""
+        if not self._seen:
+            return True
+        mean_s = statistics.mean(trial.seconds for trial in self._seen.values())
+        return self._clock() + count * mean_s + min(_FINALISTS * _ROUNDS * mean_s, kept_s) <= self._end
 
     def _climb(self, start: list[Options]) -> bool:
         """Follow improvements from a point until there is none. False when the time is over."""
@@ -186,10 +186,8 @@ class Search:
         key = _key(options)
         trial = self._seen.get(key) or self._state.trials.get(key)
         if trial is None:
-            if self._seen:
-                kept = min(_FINALISTS * _ROUNDS, _FINAL_SHARE * self._budget_s / max(self._mean_s(), 1e-9))
-                if not self._has_time(1 + kept):
-                    return None
+            if not self._has_time(1, _FINAL_SHARE * self._budget_s):
+                return None
             trial = self._measure(options)
             self._state.add(trial)
         if key not in self._seen:

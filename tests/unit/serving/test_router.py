@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.cli.main import main
 from octavo.config.router import RouterConfig, check_servers
 from octavo.config.server import ServerConfig
 from octavo.frontend.text.loader import load_tokenizer
@@ -242,6 +243,23 @@ def test_any_body_is_read(body):
 def test_servers_that_cannot_be(urls, text):
     with pytest.raises(ConfigError, match=text):
         check_servers(urls)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 99999),
+        ("port", -5),
+        ("health_interval", -1.0),
+        ("health_interval", float("nan")),
+        ("connect_timeout", 0.0),
+        ("max_request_bytes", 0),
+    ],
+)
+def test_options_that_cannot_be(name, value, capsys):
+    flag = f"--{name.replace('_', '-')}={value}"
+    assert main(["route", "http://127.0.0.1:1", flag]) == 2
+    assert f"{name} must be" in capsys.readouterr().err
 
 
 def test_prefixes_are_those_of_the_rendered_tokens(smollm2_path):
