@@ -350,6 +350,38 @@ def test_counts_of_one_request(tiny):
     assert plain.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
+@pytest.mark.slow
+def test_drafts_pass_the_end_of_reasoning(tiny, monkeypatch):
+    """A budget closes it inside a draft, and the form holds from the token behind."""
+    form = StructuredOutputsParams(regex=r"(one|two|red) (\d+,){3,9}", after_reasoning=True)
+    prompts = [{"prompt_token_ids": [5, 6, 7] * 8 + [place]} for place in range(6)]
+    params = [
+        SamplingParams(
+            temperature=0.9 * (i % 2), seed=i, thinking_token_budget=5 + i, max_tokens=40, logprobs=1
+        )
+        for i in range(6)
+    ]
+    for each in params:
+        each.structured_outputs = form
+
+    def found(llm):
+        outputs = [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False)]
+        return [(out.text, out.token_ids, out.logprobs) for out in outputs]
+
+    options = tiny | {"reasoning_parser": "deepseek_r1"}
+    with LLM(**options) as llm:
+        plain = found(llm)
+    assert all(text.partition("</think>")[2] for text, *_ in plain)
+    known = continuations(ids for _, ids, _ in plain)
+    guess_by(
+        monkeypatch, lambda guess, count: (known.get(tuple(guess.own.last(2)), []) + [7] * count)[:count]
+    )
+    with LLM(**options, spec_method="ngram", spec_tokens=6) as llm:
+        assert found(llm) == plain
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > num_accepted > 15
+
+
 def test_one_seat_leaves_room_for_drafts(tiny):
     """The option bounds requests, not rows of a step."""
     options, made = {"method": "ngram", "num_speculative_tokens": 3}, []

@@ -131,6 +131,7 @@ def test_a_request_alone_waits_for_its_drafts(target, heads, monkeypatch, shift)
         ("dflash", {"distributed_executor_backend": "tests.replaying_ranks:ReplayingExecutor"}),
         ("eagle3", {"tensor_parallel_size": 2}),
         ("draft_model", {"tensor_parallel_size": 2, "num_stages": 3}),
+        ("dflash", {"tensor_parallel_size": 2, "num_stages": 1}),
     ],
 )
 def test_captured_steps_and_ranks_change_nothing(target, heads, method, options):  # noqa: F811
@@ -146,6 +147,25 @@ def test_captured_steps_and_ranks_change_nothing(target, heads, method, options)
         if "distributed_executor_backend" in options:
             assert min(report["replays"] for report in llm.collective_rpc("describe")) > 10
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "suffix", "ngram_gpu"])
+def test_lookups_change_nothing_over_ranks_and_stages(target, method):  # noqa: F811
+    """The second time suffixes of all outputs are known."""
+    prompts = [{"prompt_token_ids": [5 + place, 6, 7] * 6} for place in range(6)]
+    common = {"skip_tokenizer_init": True, "tensor_parallel_size": 2}
+
+    def twice(llm):
+        outputs = [out for _ in range(2) for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        return [out.outputs[0].token_ids for out in outputs]
+
+    with LLM(target[1], **COMMON, **common) as llm:
+        expected = twice(llm)
+    with drafting(target[1], method, None, 2, **common) as llm:
+        assert twice(llm) == expected
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > num_accepted > 10
 
 
 @pytest.mark.slow
