@@ -5,6 +5,7 @@ fault_rank: the rank that fails (FakeWorker)
 deadly:     a token; a prompt with it ends the process (ObedientExecutor)
 step_s:     how long a step lasts (ObedientExecutor)
 gate:       a FIFO: each byte written to it lets one step through (ObedientExecutor)
+refuses:    a file; while it is there, replica 1 refuses one command of the workers (ObedientExecutor)
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, RequestError, Unsupported
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
 from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.step import ModelRunnerOutput
@@ -87,6 +88,10 @@ class ObedientExecutor(FakeExecutor):
     def call(self, verb, arguments):
         if verb == "unsendable":
             return [object()]
+        refuses = self.config.checkpoint.config.get("refuses")
+        if refuses and self.config.parallel.data_parallel_rank == 1 and Path(refuses).exists():
+            Path(refuses).unlink()
+            raise RequestError("told to refuse")
         return [verb, arguments, os.getpid()]
 
     def _run(self, step):
@@ -152,6 +157,10 @@ class FakeWorker:
                 return object()
             case "plan":
                 return self.plan.num_blocks
+            case "refuse" | "sleep" if self.rank in arguments["ranks"]:
+                raise {"own": RequestError, "other": Unsupported, "bug": KeyError}[arguments["kind"]]("no")
+            case "refuse" | "sleep":
+                return None
         raise ValueError(f"no verb {verb}")
 
     def close(self):

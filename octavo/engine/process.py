@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from octavo.base import faults, log
-from octavo.base.errors import ConfigError, EngineDead, OctavoError, Unsupported
+from octavo.base.errors import ConfigError, EngineDead, OctavoError
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_plugins
 from octavo.base.transport import BadFrame, Mailbox, Receiver
@@ -141,9 +141,8 @@ class CoreProcess:
             raise
         except Exception as error:
             logger.warning("The command %s failed.", call.verb, exc_info=True)
-            is_callers = isinstance(error, OctavoError) and isinstance(error, ValueError)
-            kind = ("Unsupported" if isinstance(error, Unsupported) else "RequestError") if is_callers else ""
-            self._fronts.tell(call.front, control.Reply(call.call_id, None, f"{call.verb}: {error}", kind))
+            reply = control.Reply(call.call_id, None, f"{call.verb}: {error}", control.kind_of(error))
+            self._fronts.tell(call.front, reply)
 
     def _take(self, timeout_s: float | None = None) -> control.CoreMessage | None:
         """Wait for the next message; None after `timeout_s`. Raises what another thread raised."""

@@ -4,12 +4,28 @@ from typing import Any
 
 import msgspec
 
-from octavo.base.errors import BadCheckpoint, ConfigError, EngineDead, OctavoError, Unsupported
+from octavo.base.errors import BadCheckpoint, ConfigError, EngineDead, OctavoError, RequestError, Unsupported
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutputs, EngineRequest
 
 _KINDS = {kind.__name__: kind for kind in (ConfigError, BadCheckpoint, Unsupported)}
 """Errors at the start that the user can mend."""
+TOGETHER = "sleep", "wake_up", "use_staged_weights"
+"""Commands that all ranks and replicas obey, or none: they change what the next steps find."""
+_REFUSALS: dict[str, type[OctavoError]] = {"RequestError": RequestError, "Unsupported": Unsupported}
+"""Of a command, those that its caller can mend."""
+
+
+def kind_of(error: Exception) -> str:
+    """Return the class of what a command was refused with, if the caller can mend it; "" else."""
+    if isinstance(error, Unsupported):
+        return "Unsupported"
+    return "RequestError" if isinstance(error, RequestError | ConfigError) else ""
+
+
+def refusal(text: str, kind: str) -> OctavoError:
+    """Return the error as the other side raises it."""
+    return _REFUSALS.get(kind, OctavoError)(text)
 
 
 def core_pipe(life: int) -> str:

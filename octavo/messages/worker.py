@@ -50,6 +50,8 @@ class Returned(msgspec.Struct, array_like=True, tag="returned"):
     rank: int
     result: Any = None
     error: str = ""
+    kind: str = ""
+    """See control.kind_of."""
 
 
 WorkerCommand = Start | CachePlan | SchedulerOutput | TokenMasks | Call | Beat | Shutdown

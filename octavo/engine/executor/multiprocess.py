@@ -24,7 +24,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.executor import WORKER
 from octavo.engine.executor.interface import Executor
 from octavo.engine.executor.nodes import Nodes, network_defaults
-from octavo.messages.control import Call, Failed, Shutdown, Start
+from octavo.messages.control import TOGETHER, Call, Failed, Shutdown, Start, refusal
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.messages.worker import (
@@ -142,12 +142,23 @@ class MultiprocessExecutor(Executor):
         self._commands.send(masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
-        """Run the workers' command `verb`: one result per rank. Raises OctavoError when a rank refuses it."""
+        """Run the workers' command `verb`: one result per rank.
+
+        Raises what ranks refuse it with, as one rank would; EngineDead where others did it and would go on
+        with something else than those.
+        """
         self._commands.send(Call(0, verb, arguments))
         answers = self._gather(Returned)
-        if errors := [f"rank {answer.rank}: {answer.error}" for answer in answers if answer.error]:
-            raise OctavoError(f"{verb} failed on {'; '.join(errors)}")
-        return [answer.result for answer in answers]
+        refused = [answer for answer in answers if answer.error]
+        if not refused:
+            return [answer.result for answer in answers]
+        are_alike = len(refused) == len(answers) and len({answer.error for answer in refused}) == 1
+        text = refused[0].error if are_alike else "; ".join(f"rank {a.rank}: {a.error}" for a in refused)
+        if verb in TOGETHER and len(refused) < len(answers):
+            self._lose(error := EngineDead(f"Ranks differ after {verb}: {text}"))
+            raise error
+        kinds = {answer.kind for answer in refused}
+        raise refusal(text, kinds.pop() if len(kinds) == 1 else "")
 
     def beat(self) -> None:
         """Ask idle ranks whether they are there; who does not answer in time is lost."""

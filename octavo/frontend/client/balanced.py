@@ -21,7 +21,7 @@ from octavo.frontend.client.balancer import Balancer
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.restart import RestartPolicy
 from octavo.frontend.client.zmq import AsyncClient
-from octavo.messages.control import EndRequests, Ready
+from octavo.messages.control import TOGETHER, EndRequests, Ready
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, SchedulerStats
 
 logger = get_logger(__name__)
@@ -51,7 +51,7 @@ _News = EngineOutputs | EndRequests | LostReplica
 class BalancedDoor:
     """The doors of all replicas, used from one event loop; the verbs of a Door."""
 
-    def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], Door]) -> None:
+    def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], AsyncClient]) -> None:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
         if config.parallel.shares_experts and not config.parallel.data_parallel_rpc_port:
             port = free_port("127.0.0.1")
@@ -82,8 +82,7 @@ class BalancedDoor:
     @property
     def mailbox_path(self) -> Path:
         """A directory that goes with the engine: the first replica's."""
-        path: Path = self.doors[0].mailbox_path  # type: ignore[attr-defined]  # its owner is here
-        return path
+        return self.doors[0].mailbox_path
 
     @property
     def is_stalled(self) -> bool:
@@ -119,7 +118,7 @@ class BalancedDoor:
             while count < len(self.doors) and not self._closing:
                 await self._drain_last(drain_timeout_s)
 
-    def _make(self, index: int) -> Door:
+    def _make(self, index: int) -> AsyncClient:
         return self._make_door(_of_replica(self._config, index))
 
     async def _add_replicas(self, count: int) -> None:
@@ -214,14 +213,26 @@ class BalancedDoor:
     async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
         """Run a command on every replica that is there: their results as one. Raises what one raises.
 
+        Where others obey a command of `TOGETHER`, a replica that refuses it starts again, as they are.
         "scale" is this door's own.
         """
         if verb == "scale":
             return await self.scale(**arguments or {})
-        doors = [door for door, load in zip(self.doors, self._balancer.loads, strict=True) if load.is_up]
-        if not doors:
+        if not (doors := self._doors_up()):
             raise EngineDead("No engine is there.", _RETRY_S)
-        return _merge(await asyncio.gather(*(door.call(verb, arguments) for door in doors)))
+        calls = (door.call(verb, arguments) for door in doors)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if not errors:
+            return _merge(results)
+        if verb in TOGETHER and len(errors) < len(doors):
+            for door, result in zip(doors, results, strict=True):
+                if isinstance(result, BaseException):
+                    door.fail(EngineDead(f"Replicas differ after {verb}: {result}"))
+        raise errors[0]
+
+    def _doors_up(self) -> list[AsyncClient]:
+        return [door for door, load in zip(self.doors, self._balancer.loads, strict=True) if load.is_up]
 
     def _may_return(self, request: EngineRequest) -> bool:
         """Return True if a replica that may take this request is there, or will be."""
@@ -272,7 +283,7 @@ class BalancedDoor:
                 if shares:
                     await self._restart_all(life, error)
                 else:
-                    await self.doors[index].start()
+                    await self._start_again(self.doors[index])
             except EngineDead as dead:
                 error = dead
             except Exception as fault:
@@ -280,6 +291,16 @@ class BalancedDoor:
             else:
                 return True
             life = self._num_restarts
+
+    async def _start_again(self, door: AsyncClient) -> None:
+        """Start the next core of a replica, with the weights of others, paused or asleep as they are."""
+        others = self._doors_up()[:1]
+        for other in others:
+            door.follow(other)
+        await door.start()
+        for other in others:
+            while door.standing != other.standing:  # they were told something meanwhile
+                await door.stand(other.standing.copy())
 
     async def _restart_all(self, life: int, error: EngineDead) -> None:
         """Start all replicas again, as none can compute without the others; once for all of one life."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from octavo.base.errors import EngineDead, OctavoError, Overloaded, RequestError, Unsupported
+from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
 from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
 from octavo.frontend.client.backlog import Backlog
@@ -38,6 +38,8 @@ class Door(ABC):
         self._error: OctavoError | None = None
         """Why the present core is gone."""
         self._outputs = Backlog()
+        self.standing: dict[str, dict[str, Any]] = {}
+        """What the core was told to stand still by, or to sleep; the next one is told it, too."""
         self._closing = False
         self.is_stalled = False
         """True when the core was found to hang, until it is gone."""
@@ -106,9 +108,21 @@ class Door(ABC):
         self._send(control.Call(call_id, verb, arguments or {}, self._front))
         self._replies[call_id] = asyncio.get_running_loop().create_future()
         try:
-            return await self._replies[call_id]
+            result = await self._replies[call_id]
         finally:
             del self._replies[call_id]
+        if verb in ("pause", "sleep"):
+            self.standing[verb] = arguments or {}
+        elif verb == "wake_up" and result:
+            self.standing["sleep"] = {"parts": result}
+        elif verb in ("wake_up", "resume"):
+            self.standing = {}
+        return result
+
+    async def stand(self, standing: dict[str, dict[str, Any]]) -> None:
+        """Have the core stand still or sleep by these commands; go on where there are none."""
+        for verb, arguments in (standing or {"wake_up": {}}).items():
+            await self.call(verb, arguments)
 
     def _begin(self) -> None:
         self._outputs = Backlog()
@@ -160,8 +174,7 @@ class Door(ABC):
                 if future is None or future.done():  # the caller has gone
                     return
                 if error:
-                    kinds = {"RequestError": RequestError, "Unsupported": Unsupported}
-                    future.set_exception(kinds.get(kind, OctavoError)(error))
+                    future.set_exception(control.refusal(error, kind))
                 else:
                     future.set_result(result)
             case _:

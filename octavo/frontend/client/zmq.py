@@ -96,7 +96,18 @@ class AsyncClient(Door):
             await self.close(_LOADING_GRACE_S)
             raise
         self._watch_over(self._core)
+        if self.standing:
+            await self.stand(self.standing.copy())
         return ready
+
+    def fail(self, error: EngineDead) -> None:
+        """End this life: `outputs` raises the error; `start`, if it may follow, ends the core."""
+        self._lose(error)
+
+    def follow(self, other: "AsyncClient") -> None:
+        """Have the next core begin as that one stands, with its weights if they are in files."""
+        self.standing = other.standing.copy()
+        self._config = replace(self._config, checkpoint=other._config.checkpoint)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """End the core: it aborts what is open; after `timeout_s` it is killed. May be called twice."""

@@ -106,6 +106,11 @@ class ParallelContext:
         return _join(everyone, [[*range(i, i + count)] for i in range(0, everyone.size, count)], shares=False)
 
     @property
+    def answers(self) -> bool:
+        """Return True on the rank that tells what steps brought: what others find, it learns from NaN."""
+        return self.pp.is_last and self.tp.is_first
+
+    @property
     def is_alone(self) -> bool:
         """Return True if no other rank takes part in this one's steps."""
         return self.world.size == self.ep.size == 1

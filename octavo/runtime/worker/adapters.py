@@ -47,7 +47,7 @@ class AdaptersPart(FalliblePart):
         except (RequestError, OSError, RuntimeError) as error:
             logger.warning("Adapter %s cannot be used: %s", ref.name, error)
             self.fail(request, f"Loading lora {ref.name} failed: {error}")
-            return None if self._parallel.pp.is_last else self._broken_slot(ref)
+            return None if self._parallel.answers else self._broken_slot(ref)
 
     def add(self, row: int, request: NewRequest) -> None:
         super().add(row, request)
@@ -102,7 +102,7 @@ class AdaptersPart(FalliblePart):
         return self._fill_slot(key, adapter)
 
     def _broken_slot(self, ref: AdapterRef) -> int:
-        """Return a slot that makes a request's numbers NaN: so the last stage, which may be well, ends it."""
+        """Return a slot that makes a request's numbers NaN: so the rank that answers ends it."""
         key = b"broken" + ref.key
         return (
             self._in_slots[key]

@@ -16,12 +16,12 @@ from typing import Any
 from octavo.base import log
 from octavo.base.bytecode import kept_bytecode
 from octavo.base.devices import number_of
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError, OctavoError, Unsupported
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_object, load_plugins
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.config.engine import EngineConfig
-from octavo.messages.control import Call, Failed, Shutdown, Start
+from octavo.messages.control import Call, Failed, Shutdown, Start, kind_of
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.messages.worker import (
@@ -130,8 +130,9 @@ class Rank:
         try:
             self._replies.send(Returned(self._rank, self._worker.call(verb, arguments)))
         except Exception as error:
-            logger.exception("%s failed.", verb)
-            self._replies.send(Returned(self._rank, error=f"{type(error).__name__}: {error}"))
+            logger.warning("%s failed.", verb, exc_info=True)
+            text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+            self._replies.send(Returned(self._rank, error=text, kind=kind_of(error)))
 
 
 def _failure(rank: int, error: Exception) -> Failed:

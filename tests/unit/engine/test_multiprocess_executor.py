@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.base.errors import ConfigError, EngineDead, OctavoError, RequestError, Unsupported
 from octavo.engine.executor import multiprocess
 from octavo.engine.executor.inproc import InprocExecutor
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
@@ -83,10 +83,35 @@ def test_ranks_are_processes_with_one_rendezvous(start, tmp_path):
 @pytest.mark.parametrize(("verb", "text"), [("nonsense", "no verb nonsense"), ("unsendable", "object")])
 def test_a_refused_call_harms_nothing(start, verb, text):
     executor, _ = start()
-    with pytest.raises(OctavoError, match=f"{verb} failed on rank 0.*{text}"):
+    with pytest.raises(OctavoError, match=text):
         executor.call(verb, {})
     assert executor.execute(step(1)).result(5).step_id == 1
     assert executor.call("echo", {}) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [("own", RequestError, "no"), ("other", Unsupported, "no"), ("bug", OctavoError, "KeyError: 'no'")],
+)
+def test_ranks_refuse_as_one_would(start, kind, error, text):
+    executor, _ = start()
+    with pytest.raises(OctavoError) as all_of_them:
+        executor.call("refuse", {"ranks": [0, 1], "kind": kind})
+    with pytest.raises(OctavoError) as one:
+        executor.call("refuse", {"ranks": [1], "kind": kind})
+    assert (type(all_of_them.value), str(all_of_them.value)) == (error, text)
+    assert (type(one.value), str(one.value)) == (error, f"rank 1: {text}")
+    with pytest.raises(error, match=text):
+        executor.call("sleep", {"ranks": [0, 1], "kind": kind})
+    assert executor.execute(step(1)).result(5).step_id == 1
+
+
+def test_ranks_that_differ_are_of_no_use(start):
+    executor, _ = start()
+    with pytest.raises(EngineDead, match="Ranks differ after sleep: rank 1: no"):
+        executor.call("sleep", {"ranks": [1], "kind": "own"})
+    with pytest.raises(EngineDead, match="Ranks differ"):
+        executor.execute(step(1)).result(5)
 
 
 @pytest.mark.matrix

@@ -103,6 +103,47 @@ async def test_verbs_go_to_all_and_a_rank_may_be_asked_for(start):
         await collect(engine, 5, data_parallel_rank=2)
 
 
+async def back(engine, index, before):
+    """Wait until another core serves in the place of this one."""
+    async with asyncio.timeout(20):
+        while pids(engine)[index] == before or not engine.core.client._balancer.loads[index].is_up:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_replica_that_refuses_what_others_did_starts_again_as_they_are(start, tmp_path_factory):
+    refuses = tmp_path_factory.mktemp("orders") / "refuses"
+    engine = await start(refuses=str(refuses))
+    before, doors = pids(engine), engine.core.client.doors
+    refuses.touch()
+    with pytest.raises(RequestError, match="told to refuse"):
+        await engine.collective_rpc("ping")
+    assert pids(engine) == before, "a verb that changes nothing harms nobody"
+    refuses.touch()
+    with pytest.raises(RequestError, match="told to refuse"):
+        await engine.sleep()
+    await back(engine, 1, before[1])
+    assert [await door.call("is_sleeping") for door in doors] == [["kv_cache", "weights"]] * 2
+    await engine.wake_up()
+    assert not any([await door.call("is_paused") for door in doors])
+    for rank in (0, 1):
+        assert (await collect(engine, 5, data_parallel_rank=rank)).token_ids == answer(5)
+    assert engine.core.health().num_restarts == 1
+
+
+async def test_a_replica_that_died_comes_back_paused_as_the_others_are(start):
+    engine = await start()
+    before, doors = pids(engine), engine.core.client.doors
+    await engine.pause_generation("keep", clear_cache=False)
+    os.kill(before[1], signal.SIGKILL)
+    await back(engine, 1, before[1])
+    assert [await door.call("is_paused") for door in doors] == [True, True]
+    asked = [asyncio.create_task(collect(engine, 5, data_parallel_rank=rank)) for rank in (0, 1)]
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in asked)
+    await engine.resume_generation()
+    assert [end.token_ids for end in await asyncio.gather(*asked)] == [answer(5)] * 2
+
+
 async def test_without_restarts_the_rest_serves_until_none_is_left(start):
     engine = await start("none", step_s=0.01)
     os.kill(pids(engine)[1], signal.SIGKILL)
