@@ -13,6 +13,8 @@ from octavo.base.block_link import BlockClient
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.link import free_port
 from octavo.engine.kvcache import shared
+from octavo.engine.scheduler import plan
+from tests.process_fakes import wait_until
 
 KEY = "a key of more than sixteen characters"
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -23,6 +25,7 @@ ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("OCTAVO_NODE_KEY", KEY)
+    monkeypatch.setattr(plan, "LONGEST_PART", 32)  # prompts are passed on in several
 
 
 @pytest.fixture
@@ -134,6 +137,26 @@ def test_blocks_are_pushed(tiny_model, make_llm, sizes):
         output = ask(second, prompt, kv_transfer_params=told)
         assert output.outputs[0].token_ids == ask(plain, prompt).outputs[0].token_ids
         assert output.num_cached_tokens == 64, "all whole blocks were there"
+
+
+def test_blocks_are_pushed_while_the_rest_is_computed(tiny_llama, make_llm, monkeypatch):
+    [prompt, *_], port, pushed, write = prompts(length=230), free_port("127.0.0.1"), [], BlockClient.write
+    monkeypatch.setattr(BlockClient, "write", lambda *given: (write(*given), pushed.append(given[1])))
+    plain, long = make_llm(tiny_llama), {"max_model_len": 256}
+    first = make_llm(tiny_llama, kv_transfer_config=transfer("kv_producer"), **long)
+    second = make_llm(tiny_llama, kv_transfer_config=transfer("kv_consumer", port, policy="fail"), **long)
+    named = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}
+    params = ONE.clone()
+    params.extra_args = {"kv_transfer_params": named}
+    first.enqueue([prompt], params)
+    first.llm_engine.step()
+    assert wait_until(lambda: len(pushed) >= 2, 10) and len(pushed) < 230 // 16, "a part of it"
+    [output] = first.wait_for_completion(use_tqdm=False)
+    assert wait_until(lambda: len(pushed) >= 230 // 16, 10) and len(set(pushed)) == len(pushed), "each once"
+    first.shutdown()
+    output = ask(second, prompt, kv_transfer_params=output.kv_transfer_params)
+    assert output.outputs[0].token_ids == ask(plain, prompt).outputs[0].token_ids
+    assert output.num_cached_tokens == 224
 
 
 def compute_and_die(folder, config, prompt, params, num_blocks):

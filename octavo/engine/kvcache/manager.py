@@ -111,13 +111,15 @@ class KVCacheManager:
         self.shared.fetch(key for key in self._keys(digests, num_tokens) if not self._has(key))
 
     def publish(
-        self, table: BlockTable, chain: HashChain, num_tokens: int, target: KVSource | None = None
+        self, table: BlockTable, chain: HashChain, tokens: range, num_prompt: int, target: KVSource | None
     ) -> None:
-        """Offer the full blocks of the first `num_tokens` tokens to other engines; one may get them."""
+        """Offer what these tokens fill to other engines, windows and states at the end; one may get it."""
         if self.shared.writes and table.epoch == self._epoch:
             for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
-                keys = group.keys(chain.digests, first_live, num_tokens // group.block_size)
-                self.saves += self.shared.saves(zip(blocks[first_live:], keys, strict=False), target)
+                if group.is_full or tokens.stop == num_prompt:
+                    first = tokens.start // group.block_size if group.is_full else first_live
+                    keys = group.keys(chain.digests, first, tokens.stop // group.block_size)
+                    self.saves += self.shared.saves(zip(blocks[first:], keys, strict=False), target)
 
     def count_cached(self, chain: HashChain, token_ids: Sequence[int], near: int) -> int:
         """About how much of the beginning of `token_ids` is in the cache, in the least that `match` may find.

@@ -8,6 +8,7 @@ asks for gives way to later ones.
 Between engines that share no folder each has one of its own and serves it (`BlockServer`).
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -31,6 +32,9 @@ _BATCH_BYTES = 16 << 20
 """Asked for at once."""
 _PATIENCE_S = 3.0
 """With an engine that says nothing, or has not written a block yet."""
+_PUSH_PAUSE_S = 0.2
+"""Longest between two blocks that another engine pushes, or it has ended or given up."""
+_LOOK_S = 0.002
 
 logger = get_logger(__name__)
 
@@ -98,8 +102,7 @@ class SharedTier:
         """Get contents from the engine that has computed this prompt. On any thread, one at a time."""
         store = self._store
         assert store is not None
-        self.fetch(keys)  # those that were pushed
-        missing = [key for key in keys if key not in self._coming]
+        missing = self._fetch_pushed(keys)
         count = max(1, _BATCH_BYTES // (self._block_bytes * self._num_ranks))
         try:
             for start in range(0, len(missing), count):
@@ -117,6 +120,19 @@ class SharedTier:
             logger.warning("The prompt of %s is not taken over: %s.", request_id, error)
             if not store.may_recompute:
                 self._unloaded[request_id] = str(error)
+
+    def _fetch_pushed(self, keys: list[BlockKey]) -> list[BlockKey]:
+        """Read contents that were pushed here, as long as further ones come; return those that did not."""
+        until_s, missing = 0.0, keys
+        while True:
+            self.fetch(missing)
+            num_before = len(missing)
+            missing = [key for key in missing if key not in self._coming and self.find(key) is None]
+            if len(missing) < num_before:
+                until_s = time.monotonic() + _PUSH_PAUSE_S
+            if not missing or time.monotonic() >= until_s:
+                return missing
+            time.sleep(_LOOK_S)
 
     def check(self, request_id: str) -> None:
         """Raise RequestError if what the request was to take over has not come and may not be computed."""

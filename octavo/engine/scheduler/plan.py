@@ -12,6 +12,9 @@ from octavo.engine.scheduler.request import Request
 from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.step import NewRequest, Place, SchedulerOutput, TokenMasks
 
+LONGEST_PART = 512
+"""Where a step takes little longer per token than one of many more."""
+
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
@@ -27,6 +30,8 @@ class StepPlan:
     encoder: EncoderBudget = field(default_factory=lambda: EncoderBudget(0))
     num_tokens_cut: int = 0
     """Of the budget, for the sake of those who watch their tokens come."""
+    longest_part: int = sys.maxsize
+    """Of a prompt that another engine goes on with: it gets each part while the next is computed."""
     is_paced: bool = False
     """What may have to be cut has been."""
     is_short_of_blocks: bool = False
@@ -57,8 +62,10 @@ class StepPlan:
     def of(cls, config: SchedulerConfig, step_id: int, num_seats_left: int, longest_chunk: int) -> "StepPlan":
         """Return an empty step."""
         budget = config.max_num_batched_tokens
-        encoder = EncoderBudget(budget if config.enable_chunked_prefill else sys.maxsize)
-        return cls(step_id, budget, num_seats_left, longest_chunk, encoder)
+        splits = config.enable_chunked_prefill
+        encoder = EncoderBudget(budget if splits else sys.maxsize)
+        longest_part = LONGEST_PART if splits else sys.maxsize
+        return cls(step_id, budget, num_seats_left, longest_chunk, encoder, longest_part=longest_part)
 
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]] | None = None) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
@@ -87,6 +94,8 @@ class StepPlan:
 
     def next_chunk(self, request: Request, most: int) -> int:
         """Return how many tokens of `request` to compute now, about `most`; 0 if it has to wait."""
+        if request.sharing.target is not None:
+            most = min(most, self.longest_part)
         num_new, computed = request.next_chunk(most), request.num_computed
         if not request.spec.media or request.is_decoding:
             return num_new

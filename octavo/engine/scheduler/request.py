@@ -98,6 +98,8 @@ class Request:
     """Number of the last step that has a part of it; kept where stages take turns."""
     num_computed_before: int = 0
     """`num_computed` when the last step that has a part of this request began; 0 when it started in it."""
+    num_published: int = 0
+    """Tokens of the prompt whose blocks were offered to other engines, if there are any."""
     routine_until: int = 0
     """While `num_computed` is less, its next token is routine to schedule; set by `expect_routine`."""
     guess: Guess | None = None

@@ -390,8 +390,10 @@ class Scheduler:
         assert table is not None
         if num_computed // self.kv.hash_block_size > table.num_committed:
             self.kv.commit(table, request.chain, request.token_ids, num_computed)
-        if request.num_computed_before < request.num_prompt_tokens <= num_computed:
-            self.kv.publish(table, request.chain, request.num_prompt_tokens, request.sharing.target)
+        if (published := request.num_published) < (num_prompt := request.num_prompt_tokens):
+            computed = range(published, min(num_computed, num_prompt))
+            self.kv.publish(table, request.chain, computed, num_prompt, request.sharing.target)
+            request.num_published = computed.stop
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
         else:

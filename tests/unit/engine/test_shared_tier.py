@@ -41,7 +41,7 @@ class World:
         table = self.kv.open(prefix)
         assert self.kv.reserve(table, num_tokens, len(tokens) - num_tokens) is not None
         self.kv.commit(table, chain, tokens, len(tokens))
-        self.kv.publish(table, chain, len(tokens))
+        self.kv.publish(table, chain, range(len(tokens)), len(tokens), None)
         return num_tokens, self.kv.take_copies(), self.kv.shared.take_leaving(), table
 
 
@@ -132,3 +132,16 @@ def test_a_reset_forgets_what_is_held(tmp_path):
     world.kv.reset_prefix_cache()
     assert world.kv.match(HashChain(2), [1] * 7).num_tokens == 0
     assert world.start([1] * 7)[0] == 6, "it is read again"
+
+
+def test_parts_of_a_prompt_are_offered_as_they_are_computed(tmp_path):
+    """Each block once; of a window only what is kept in the end."""
+    world, tokens, chain = World(tmp_path, windows=(0, 3)), [1, 2, 3, 4, 5, 6, 7], HashChain(2)
+    table = world.kv.open(world.kv.match(chain, tokens))
+    offered = []
+    for part in (range(3), range(3, 4), range(4, 7)):
+        assert world.kv.reserve(table, part.start, len(part)) is not None
+        world.kv.commit(table, chain, tokens, part.stop)
+        world.kv.publish(table, chain, part, 7, None)
+        offered.append([(save.group, chain.digests.index(save.digest)) for save in world.kv.take_saves()])
+    assert offered == [[(0, 0)], [(0, 1)], [(0, 2), (1, 0), (1, 1), (1, 2)]]
