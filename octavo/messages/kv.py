@@ -177,9 +177,12 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in all groups, on one rank, until windows pass."""
-        return (
-            self.num_tensors * sum(group.spec.bytes_per_token for group in self.groups) // self.context_ranks
-        )
+        kept = (group.spec.bytes_per_token // self.ranks_of(group.spec) for group in self.groups)
+        return self.num_tensors * sum(kept)
+
+    def ranks_of(self, spec: KVCacheSpec) -> int:
+        """Return how many ranks divide the tokens of such layers: a window is short, each keeps all of it."""
+        return 1 if spec.sliding_window else self.context_ranks
 
     @property
     def block_sizes(self) -> list[int]:
@@ -187,8 +190,9 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
 
         Where a state ends, so do blocks of all groups.
         """
-        kept = [group.spec.bytes_per_token for group in self.groups]
-        sizes = [size and self.layer_block_bytes // size * self.context_ranks for size in kept]
+        specs = [group.spec for group in self.groups]
+        kept = [(spec.bytes_per_token, self.ranks_of(spec)) for spec in specs]
+        sizes = [size and self.layer_block_bytes // size * ranks for size, ranks in kept]
         unit = lcm(*filter(None, sizes))
         return [size or max(-(-self.state_interval // unit), 1) * unit for size in sizes]
 

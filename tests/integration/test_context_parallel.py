@@ -25,6 +25,8 @@ def models(tmp_path_factory):
         "latent": tiny_config("DeepseekV2ForCausalLM"),
         "states": tiny_config("Qwen3NextForCausalLM") | {"num_key_value_heads": 1},
         "window": tiny_config("Gemma3ForCausalLM") | {"num_key_value_heads": 1},
+        "windows": tiny_config("Gemma3ForCausalLM")
+        | {"num_key_value_heads": 1, "layer_types": ["sliding_attention"] * 6},
     }
     return {kind: save(make_oracle(config), folder / kind) for kind, config in configs.items()}
 
@@ -60,7 +62,9 @@ def divided(tp, dcp, **others):
         pytest.param("one", 2, 2, {"spec_method": "ngram", "spec_tokens": 3}, id="drafts"),
         pytest.param("latent", 2, 2, {}),
         pytest.param("latent", 4, 4, {"cp_kv_cache_interleave_size": 4}),
-        pytest.param("states", 2, 2, {}),
+        ("states", 2, 2, {}),
+        ("window", 2, 2, {}),
+        pytest.param("window", 4, 4, {"cp_kv_cache_interleave_size": 2, "swap_space": 0.001}, id="swapped"),
     ],
 )
 def test_ranks_equal_one(models, make_llm, kind, tp, dcp, options):
@@ -85,9 +89,7 @@ def test_ranks_equal_one(models, make_llm, kind, tp, dcp, options):
         ),
         ("two", divided(2, 2), ConfigError, "2 must be greater than total num kv heads 2"),
         ("two", divided(4, 4), ConfigError, r"\(tensor parallel size 4 // total num kv heads 2\) = 2"),
-        pytest.param(
-            "window", divided(2, 2), Unsupported, "DCP not support sliding window attn now.", marks=SLOW
-        ),
+        pytest.param("windows", divided(2, 2), Unsupported, "no layer keeps more than a window", marks=SLOW),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(models, make_llm, kind, options, error, text):

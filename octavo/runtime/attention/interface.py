@@ -26,6 +26,10 @@ class AttentionBackend(ABC):
         """Return the reason why this back end cannot serve such layers there; None, as here, if it can."""
         return None
 
+    def of_layers(self, spec: KVCacheSpec) -> "AttentionBackend":
+        """Return what serves such layers."""
+        return self
+
     def slots(self, tables: GroupTables, cache: Tensor, batch: ForwardBatch) -> Tensor:
         """Return where this rank keeps the step's tokens in `cache`, as in StoreKV."""
         return tables.slots

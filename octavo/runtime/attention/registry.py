@@ -54,6 +54,8 @@ def choose_backend(
             raise Unsupported(
                 f"decode_context_parallel_size={size}: attention_backend={name!r} cannot do it."
             )
+        if all(spec.sliding_window for spec in specs):
+            raise Unsupported(f"decode_context_parallel_size={size}: no layer keeps more than a window.")
         return SharedContext(platform, input_precision, *context)
     if name == "auto" and not specs:
         name = "paged"

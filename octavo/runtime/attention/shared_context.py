@@ -32,9 +32,11 @@ class SharedContext(PagedBackend):
 
     @staticmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
-        if spec.sliding_window:
-            return "DCP not support sliding window attn now."
         return "a source is read whole." if isinstance(spec, CrossKV) else None
+
+    def of_layers(self, spec: KVCacheSpec) -> PagedBackend:
+        """Return this one, or of layers with a window, which every rank keeps whole, the usual."""
+        return PagedBackend(self.platform, self.input_precision) if spec.sliding_window else self
 
     def run(
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores

@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.layer_id, self.is_causal = layer_id, is_causal
         self.kv_spec = spec
         self._kv_scales: tuple[float, float] | None = None
-        self._backend, self._kernels = build.attention, build.kernels.attention
+        self._backend, self._kernels = build.attention.of_layers(spec), build.kernels.attention
         is_exact = spec.dtype == "float32" and not (is_causal or build.splits_floats)
         precision: InputPrecision = "float32" if is_exact else build.attention.input_precision
         self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only, sinks)

@@ -101,7 +101,7 @@ class SelfAttention(nn.Module):
                 # One kernel applies them on the way into the cache.
                 weights = self.q_norm.weight, self.k_norm.weight
                 self._fused_norms = HeadNorms(*weights, norm.eps, arch.norms_rotated)
-        if arch.is_causal:
+        if arch.is_causal and not setting.sliding_window:
             check_context(kv_heads, build.parallel.tp_size, build.parallel.dcp.size)
         kv_dtype = build.kv_dtype if arch.is_causal else build.step_dtype or build.compute_dtype
         spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, setting.sliding_window)

@@ -72,7 +72,7 @@ class KVTensors:
     def __init__(self, plan: CachePlan, device: torch.device) -> None:
         self._plan, self._device = plan, device
         self._layouts = [
-            CacheLayout(group.spec, size if isinstance(group.spec, StateKV) else size // plan.context_ranks)
+            CacheLayout(group.spec, size // plan.ranks_of(group.spec))
             for group, size in zip(plan.groups, plan.block_sizes, strict=True)
         ]
         self.group_of_layer = [0] * sum(len(group.layers) for group in plan.groups)

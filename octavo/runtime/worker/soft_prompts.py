@@ -38,12 +38,12 @@ class SoftPromptsPart(FalliblePart):
         pool: AdapterPool[SoftPromptRef, SoftPrompt],
         store_kv: StoreKV,
         device: torch.device,
-        own_slots: Callable[[torch.Tensor, int], torch.Tensor],
+        own_slots: Callable[[int, torch.Tensor, int], torch.Tensor],
         broken_width: int = 0,
     ) -> None:
-        """own_slots: where this rank keeps the tokens of slots, by the size of its blocks
+        """own_slots: where this rank keeps the tokens of slots, by the layer and the size of its blocks
 
-        broken_width: embedding_size in stages before the last, which learns from NaN that a read failed
+        broken_width: embedding_size on ranks whose reads may fail alone, which NaN tells the one that answers
         """
         super().__init__()
         self._broken_width, self._own_slots = broken_width, own_slots
@@ -106,7 +106,7 @@ class SoftPromptsPart(FalliblePart):
         for layer, heads in enumerate(prompt.heads or ()):
             keys, values = heads[:, first : first + len(places)].unbind()
             cache = batch.kv_caches[layer]
-            slots = self._own_slots(batch.tables(layer).slots[places], cache.shape[2])
+            slots = self._own_slots(layer, batch.tables(layer).slots[places], cache.shape[2])
             self._store_kv(HeadInputs(keys.clone(), keys.clone(), values), cache, slots)
 
 
@@ -128,6 +128,11 @@ def make_soft_prompts(
     dtype = platform.compute_dtype(dtype_of(config.model.dtype))
     reader = SoftPromptReader(width, specs, model.own_kv_specs, dtype, parallel.tp)
     pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
-    own = partial(own_slots, parallel.dcp, config.parallel.cp_kv_cache_interleave_size)
+    divided = partial(own_slots, parallel.dcp, config.parallel.cp_kv_cache_interleave_size)
+    layers = [layer.kv_spec for layer in model.cache_layers]
+
+    def own(layer: int, slots: torch.Tensor, block_size: int) -> torch.Tensor:
+        return slots if layers[layer].sliding_window else divided(slots, block_size)
+
     given = pool, platform.kernels.attention.store_kv, platform.device, own
-    return SoftPromptsPart(*given, 0 if parallel.pp.is_last else width)
+    return SoftPromptsPart(*given, 0 if parallel.answers else width)
