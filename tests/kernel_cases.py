@@ -753,7 +753,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 _NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "begin", "mask", "end"}
 _NO_OPS |= {"record_calls", "gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
-_NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "skips_foreign", "limits_dtype"}
+_NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "limits_dtype"}
 _NO_OPS |= {"activated_block_matmul", "splits_floats", "placed_experts", "merge_parts"}
 _NO_OPS |= {"packed_attention", "chain", "draw_from_parts", "multiply"}
 _REF = ref_table()

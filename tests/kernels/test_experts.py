@@ -28,6 +28,8 @@ def _loop(x: torch.Tensor, routing: Routing, matrices: Stacks) -> torch.Tensor:
     out = torch.zeros(len(x), SIZE, dtype=torch.float64)
     for token, (ids, weights) in enumerate(zip(*routing, strict=True)):
         for expert, weight in zip(ids.tolist(), weights.double(), strict=True):
+            if expert < 0:
+                continue
             row = x[token].double()
             gate, up = gates[expert].double() @ row, ups[expert].double() @ row
             out[token] += weight * (downs[expert].double() @ (gate * gate.sigmoid() * up))
@@ -45,13 +47,17 @@ ROUTINGS = {
     "one_token": (1, 512, _random(1, 512, 16)),
     "sixteen_of_512": (40, 512, _random(40, 512, 16)),
     "many_tokens": (4096, 4, _random(4096, 4, 2)),
+    "half_elsewhere": (40, 8, _random(40, 16, 3).where(torch.arange(40)[:, None] > 0, 15)),
+    "all_elsewhere": (5, 8, torch.full((5, 2), 15)),
 }
+"""Tokens, experts, and which they choose; those beyond are other ranks'."""
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_hostile_routings(fast: KernelTable, name: str) -> None:
     torch.manual_seed(0)
     tokens, count, ids = ROUTINGS[name]
+    ids = ids.where(ids < count, -1)
     x, matrices = torch.randn(tokens, SIZE), _matrices(count)
     routing = Routing(ids.int().contiguous(), torch.rand(ids.shape))
     actual = fast.experts.block_experts(x, routing, matrices, ExpertForm(), None)

@@ -86,8 +86,8 @@ def qwen(tmp_path_factory):
     return save(oracle, folder / "base"), *made(oracle, folder / "stacks", STACKS, target_modules=[])
 
 
-def apart(path, folder):
-    """Write the stacks of an adapter as modules of single experts, as older versions had them."""
+def apart(path, folder, most=99):
+    """Write an adapter's stacks as modules of single experts, as older versions had them; of the first."""
     folder.mkdir()
     config = json.loads(Path(path, "adapter_config.json").read_text()) | {"target_parameters": None}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -97,7 +97,7 @@ def apart(path, folder):
             continue
         stem, up = name.removesuffix(".lora_A.weight"), found[name.replace("lora_A", "lora_B")]
         downs, ups = down.split(rank), up.view(len(up), rank, -1).unbind(-1)
-        for expert, (a, b) in enumerate(zip(downs, ups, strict=True)):
+        for expert, (a, b) in enumerate(list(zip(downs, ups, strict=True))[:most]):
             is_up = b.shape[0] != 48
             names = ("gate_proj", "up_proj") if is_up else ("down_proj",)
             for part, rows in zip(names, b.chunk(len(names)), strict=True):
@@ -116,6 +116,25 @@ def test_single_experts_two_ranks_and_chunks(qwen, tmp_path, options):
     outputs, found = answers(engine(folder, **options), prompts, loras)
     for output, logits in zip(outputs, found, strict=True):
         check(model, output, logits)
+
+
+def test_each_rank_keeps_its_own_experts(qwen, tmp_path):
+    """Two ranks with four experts each say what one process says, rows of the base too, in any company."""
+    folder, model, path = qwen
+    half = apart(path, tmp_path / "half", most=4)  # changes experts of the first rank alone
+    loras = [LoRARequest("stacks", 1, path), None, LoRARequest("half", 2, half)]
+    prompts = make_prompts(131, (21, 14, 21))
+    _, wanted = answers(engine(folder), prompts, loras)
+    llm = engine(folder, tensor_parallel_size=2, enable_expert_parallel=True)
+    outputs, found = answers(llm, prompts, loras)
+    check(model, outputs[0], found[0])
+    for ours, alone in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, alone, atol=1e-4, rtol=0)
+    assert (wanted[0][:21] - wanted[2][:21]).abs().max() > 0.01, "the other rank's experts show"
+    for index in range(3):
+        llm.reset_prefix_cache()
+        _, (alone,) = answers(llm, prompts[index : index + 1], loras[index])
+        assert torch.equal(alone, found[index])
 
 
 def test_a_quantized_base(qwen):

@@ -141,8 +141,6 @@ class ExpertKernels:
     route: Route
     dense_experts: DenseExperts
     block_experts: BlockExperts
-    skips_foreign: bool = True
-    """Whether ids may be -1."""
     placed_experts: PlacedExperts | None = None
     """On devices that read the host's memory."""
     arrange: Callable[[Packed, torch.dtype], Packed] | None = None

@@ -91,7 +91,6 @@ class Experts(nn.Module):
         bias = self.choice.bias if self.choice else None
         self.num_experts, self.top_k = arch.num_experts, arch.router.top_k
         self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
-        self._skips_foreign = build.kernels.experts.skips_foreign
         self._parallel, self._exchange = build.parallel, build.parallel.exchange
         self.no_tokens = torch.empty((0, size), dtype=build.compute_dtype, device=build.device)
         ep, room = build.parallel.ep, build.parallel.redundant_experts
@@ -134,23 +133,13 @@ class Experts(nn.Module):
     def _compute_own(self, x: Tensor, routing: Routing, shared: Shared | None = None) -> Tensor:
         """Return the sum over this rank's experts, and its part of what is shared; the ranks add up.
 
-        It takes the tokens that chose one of its experts: none is dropped. They are added in the order of
-        their choice, so that a sum has the same bits in any company.
+        No token is dropped, and a sum has the same bits in any company.
         """
         if not len(x):
             return x
-        places = self._own_places(routing.ids, x)
-        if self._skips_foreign:
-            part: Tensor = self.experts(x, Routing(places, routing.weights), shared)
-            return part
-        ids, top_k = places.flatten(), places.shape[1]
-        (chosen,) = torch.where(ids >= 0)
-        y = x.new_zeros(len(ids), x.shape[1])
-        if len(chosen):
-            mine = Routing(ids[chosen, None], routing.weights.flatten()[chosen, None])
-            y[chosen] = self.experts(x[chosen // top_k], mine, None)
-        total = y.view(len(x), top_k, -1).sum(1)
-        return total if shared is None else total + _rows(shared)
+        routing = routing._replace(ids=self._own_places(routing.ids, x))
+        part: Tensor = self.experts(x, routing, shared)
+        return part
 
     def _own_places(self, ids: Tensor, x: Tensor) -> Tensor:
         """Return where this rank has the chosen experts, -1 = elsewhere."""

@@ -284,7 +284,7 @@ def make_context(
     """
     weight_dtype = dtype_of(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    linear, attention = platform.kernels.linear, platform.kernels.attention
+    kernels, linear, attention = platform.kernels, platform.kernels.linear, platform.kernels.attention
     chosen = _input_precision(config)
     is_planned = platform.device.type == "meta"
     heads = config.checkpoint.text_config.get("num_attention_heads")
@@ -315,9 +315,9 @@ def make_context(
         if platform.device.type == "cpu" and dtype == torch.float16:
             dtype = torch.float32
         most_tokens = max(config.scheduler.max_num_batched_tokens, MAX_CAPTURED_TOKENS) + _PADDING
-        group = platform.kernels.adapters.group
-        slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device, group)
-        sites = Sites(slots, platform.kernels, dtype, config.lora.max_lora_rank)
+        slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device, kernels.adapters.group)
+        sites = Sites(slots, kernels, dtype, config.lora.max_lora_rank)
+        sites.can_change_experts = parallel.exchange is None and parallel.redundant_experts is None
         scheme = AdaptedScheme(scheme, sites)
     return BuildContext(
         device=platform.device,

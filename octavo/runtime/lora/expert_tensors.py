@@ -39,17 +39,17 @@ def name_of(module: str, found: dict[str, Tensor], sites: Sites, weights: Weight
 
 
 def read_pairs(
-    found: dict[str, Tensor], site: Site, target: Target, arch: Arch, origin: str
+    found: dict[str, Tensor], sites: Sites, site: Site, target: Target, arch: Arch, origin: str
 ) -> Iterator[tuple[tuple[int, str], tuple[Tensor, Tensor]]]:
-    """Yield the pairs of this rank, unscaled. Raises RequestError."""
-    is_up, count = _is_up(site), site.table.experts
-    if found.keys() != {"down", "up"} or site.layout.owners[1] > 1:
-        text = "experts take plain LoRA only, and none with enable_expert_parallel"
+    """Yield the pairs of this rank's experts, unscaled. Raises RequestError."""
+    is_up, count, (owner, ranks) = _is_up(site), site.table.experts, site.layout.owners
+    if found.keys() != {"down", "up"} or not sites.can_change_experts:
+        text = "experts take plain LoRA only, and none if replicas share them or they move (enable_eplb)"
         raise RequestError(f"{origin}: {text}.", "lora_path")
     down, up = found["down"].float(), found["up"].float()
     outputs, inputs = _sizes_of(site)
     number, _, half = target.shard.partition(".")
-    entries = range(int(number), int(number) + 1) if number else range(count)
+    entries = range(int(number), int(number) + 1) if number else range(count * ranks)
     outputs = outputs // 2 if half else outputs
     rank, rest = divmod(len(down), len(entries))
     if down.shape[1:] != (inputs,) or up.shape != (outputs, len(down)) or rest or not rank:
@@ -65,7 +65,9 @@ def read_pairs(
         ups = ups[:, _order(target, arch, outputs)]
     shard = site.layout.shards[0]
     own = slice(shard.start, shard.start + shard.size)
-    for expert, a, b in zip(entries, downs, ups, strict=True):
+    for expert, a, b in zip((i - owner * count for i in entries), downs, ups, strict=True):
+        if not 0 <= expert < count:
+            continue
         if is_up:
             yield (expert, half), (a, torch.cat([rows[own] for rows in b.chunk(1 if half else 2)]))
         else:

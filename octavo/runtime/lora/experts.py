@@ -39,8 +39,8 @@ class AdaptedExperts(ExpertsMethod):
         return self.inner.describe()
 
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
-        slots, kernels, is_split = self._sites.slots, self._sites.kernels, self._up.layout.owners[1] > 1
-        if slots.reach < Reach.EXPERTS or is_split:
+        slots, kernels = self._sites.slots, self._sites.kernels
+        if slots.reach < Reach.EXPERTS or not self._sites.can_change_experts:
             return self.inner.apply(x, routing, form, shared)
         changes = Changes(slots.of(len(x)), self._up.table, self._down.table, kernels.adapters)
         form = form._replace(changes=changes)

@@ -146,8 +146,9 @@ class AdapterReader:
                     self._read(drafts[site.name], found, site, target, source, name, origin)
         for name, draft in drafts.items():
             site = self.sites.at(name)
-            if draft.experts:
-                adapter.changes[name] = self._kept(*join_pairs(draft.experts, site), None, site)
+            if site.method is None:
+                if draft.experts:  # else other ranks have them
+                    adapter.changes[name] = self._kept(*join_pairs(draft.experts, site), None, site)
                 continue
             change = self._join(draft, site)
             adapter.changes[name] = self._without(draft.initial, change, site) if draft.initial else change
@@ -168,7 +169,7 @@ class AdapterReader:
         """Add the tensors of one module, known as `name`, to the draft of its site."""
         factor, scaling = source.part.scale, source.config.scaling
         if site.method is None:
-            for key, (down, up) in read_pairs(found, site, target, self._arch, origin):
+            for key, (down, up) in read_pairs(found, self.sites, site, target, self._arch, origin):
                 draft.experts[key].append((down, up * factor * scaling(name, len(down))))
             return
         source.check(found, site, name, origin)
@@ -203,21 +204,21 @@ class AdapterReader:
     def _without(self, initial: dict[str, tuple[str, int, float]], change: LowRank, site: Site) -> LowRank:
         """Return a change less what the base lost to the adapter when its training began."""
         kind, *_ = next(iter(initial.values()))
+
+        def refused(text: str) -> RequestError:
+            return RequestError(f"{site.name}: {kind}{text}. Convert the adapter to plain LoRA.", "lora_path")
+
+        lost = ": what the base lost cannot be known of"
         if site.name in (HEAD, EMBEDDING) or site.method is None or self._is_split:
-            text = f"{kind}: what the base lost cannot be known of embeddings, heads, and with several ranks"
-            raise RequestError(f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path")
+            raise refused(f"{lost} embeddings, heads, and with several ranks")
         try:
             matrix = site.method.matrix().float()
         except Unsupported as error:
-            text = f"{kind}: what the base lost cannot be known of a quantized one"
-            raise RequestError(
-                f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path"
-            ) from error
+            raise refused(f"{lost} a quantized one") from error
         bounds = site.table.kept_bounds if change.parts > 1 else (0, site.table.num_outputs)
         names = [shard.name for shard in site.layout.shards] if change.parts > 1 else [next(iter(initial))]
         if initial.keys() - {*names}:
-            text = f"{kind} of a matrix that is kept in parts"
-            raise RequestError(f"{site.name}: {text}. Convert the adapter to plain LoRA.", "lora_path")
+            raise refused(" of a matrix that is kept in parts")
         most = max(rank for _, rank, _ in initial.values())
         downs = change.down.float().view(change.parts, -1, matrix.shape[1])
         first, up = torch.zeros(change.parts, most, matrix.shape[1]), torch.zeros(most, bounds[-1])

@@ -150,10 +150,12 @@ class Site:
 class Sites:
     """All sites of a model on this rank."""
 
+    can_change_experts = True
+    """They compute tokens of this rank's step alone, and stay where they are."""
+
     def __init__(self, slots: AdapterSlots, kernels: KernelTable, dtype: torch.dtype, most_rank: int) -> None:
         """dtype, most_rank: of adapters"""
-        self.slots, self.dtype, self._most_rank = slots, dtype, most_rank
-        self.kernels = kernels
+        self.slots, self.kernels, self.dtype, self._most_rank = slots, kernels, dtype, most_rank
         self._by_name: dict[str, Site] = {}
 
     @property
@@ -195,8 +197,8 @@ class Sites:
         on_device = torch.tensor(bounds, dtype=torch.int32, device=device)
         most_rank = self._most_rank if method else self._most_rank + -self._most_rank % 8
         table = LowRankTable(entries, on_device, self.dtype, bounds, most_rank, experts)
-        site = self._by_name[name] = Site(name, layout, method, table)
-        return site
+        self._by_name[name] = Site(name, layout, method, table)
+        return self._by_name[name]
 
     @property
     def num_bytes(self) -> int:
@@ -271,8 +273,7 @@ class AdaptedLinear(LinearMethod):
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         sites = self._sites
-        self._site = sites.add(self._name, layout, self._inner, self._device)
-        self._looked_up = self._site
+        self._looked_up = self._site = sites.add(self._name, layout, self._inner, self._device)
         if self._name == EMBEDDING:
             self._site = sites.add(HEAD, layout, self._inner, self._device)
         return self._inner.create(layout)

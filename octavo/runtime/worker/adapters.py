@@ -104,11 +104,9 @@ class AdaptersPart(FalliblePart):
     def _broken_slot(self, ref: AdapterRef) -> int:
         """Return a slot that makes a request's numbers NaN: so the rank that answers ends it."""
         key = b"broken" + ref.key
-        return (
-            self._in_slots[key]
-            if key in self._in_slots
-            else self._fill_slot(key, Adapter(self._sites.broken()))
-        )
+        if (slot := self._in_slots.get(key)) is None:
+            slot = self._fill_slot(key, Adapter(self._sites.broken()))
+        return slot
 
     def _fill_slot(self, key: bytes, adapter: Adapter) -> int:
         adapter = adapter.on(self._sites.slots.device)

@@ -202,14 +202,16 @@ struct Experts {
     void compute_all() const {
         const int64_t entries = tokens * top_k;
         std::vector<int32_t> begin(size_t(experts + 1), 0), sorted(static_cast<size_t>(entries));
-        for (int64_t i = 0; i < entries; i++) begin[size_t(ids[i]) + 1]++;
+        for (int64_t i = 0; i < entries; i++)
+            if (ids[i] >= 0) begin[size_t(ids[i]) + 1]++;  // else other ranks have it
         int64_t most = 0;
         for (size_t e = 0; e < size_t(experts); e++) {
             most = std::max<int64_t>(most, begin[e + 1]);
             begin[e + 1] += begin[e];
         }
         std::vector<int32_t> next(begin.begin(), begin.end() - 1);
-        for (int64_t i = 0; i < entries; i++) sorted[size_t(next[size_t(ids[i])]++)] = int32_t(i);
+        for (int64_t i = 0; i < entries; i++)
+            if (ids[i] >= 0) sorted[size_t(next[size_t(ids[i])]++)] = int32_t(i);
         float* space = scratch(size_t(std::min(most, MOST_ROWS) * (size + 3 * up.n)), OF_EXPERTS);
         for (int64_t e = 0; e < experts; e++)
             for (int64_t first = begin[size_t(e)], end = begin[size_t(e) + 1]; first < end; first += MOST_ROWS)

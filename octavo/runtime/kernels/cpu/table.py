@@ -82,7 +82,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             activated_block_matmul=kernels.activated_block_matmul if tiles else None,
             splits_floats=tiles,
         ),
-        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts, skips_foreign=False),
+        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
             TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
