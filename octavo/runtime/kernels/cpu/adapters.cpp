@@ -173,6 +173,51 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
         busy += tokens.count;
     }
     float* inner = scratch(size_t(rows) * width, OF_CALL);
+    std::vector<Block> blocks;  // of outputs, none of two parts
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t begin = bounds[part]; begin < bounds[part + 1]; begin += OUTPUTS)
+            blocks.push_back({part, begin, std::min<int64_t>(begin + OUTPUTS, bounds[part + 1])});
+    auto rows_of = [&](const Change& change, int64_t piece) {
+        return (const W*)change.down + std::min(piece * RANKS, change.rank * change.parts) * inputs;
+    };
+    auto columns_of = [&](const Change& change, int64_t block) {
+        return (const W*)change.up + blocks[size_t(block)].begin;
+    };
+    auto shrink_piece = [&](const Tokens& tokens, int64_t piece, const W* next) {
+        const Change& change = *tokens.change;
+        int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
+        const float* from[MOST_ROWS];
+        float* to[MOST_ROWS];
+        for (int64_t t = 0; t < tokens.count; t++) {
+            from[t] = x + tokens.rows[t] * x_stride;
+            to[t] = inner + tokens.rows[t] * width;
+        }
+        counted(tokens.count, [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to, next); });
+    };
+    auto expand_block = [&](const Tokens& tokens, int64_t number, const W* next) {
+        const Change& change = *tokens.change;
+        const Block& block = blocks[size_t(number)];
+        const float* from[MOST_ROWS];
+        float* to[MOST_ROWS];
+        for (int64_t t = 0; t < tokens.count; t++) {
+            from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? block.part * change.rank : 0);
+            to[t] = out + tokens.rows[t] * out_stride;
+        }
+        counted(tokens.count,
+                [&](auto n) { expand<n, W>(from, change, outputs, block.begin, block.end, bias, to, next); });
+    };
+    const int64_t pieces = divide_up(width, RANKS), last = int64_t(blocks.size()) - 1;
+    if (count % threads == 0 || count >= 4 * threads) {  // a thread does all for a group: none waits in between
+        parallel_for(count, threads, [&](int64_t group) {
+            const Tokens& tokens = groups[size_t(group)];
+            for (int64_t i = 0; i < pieces; i++)
+                shrink_piece(tokens, i,
+                             i + 1 < pieces ? rows_of(*tokens.change, i + 1) : columns_of(*tokens.change, 0));
+            for (int64_t i = 0; i <= last; i++)
+                expand_block(tokens, i, columns_of(*tokens.change, std::min(i + 1, last)));
+        });
+        return;
+    }
     // Pieces of groups, one after the other. begin: returns where the matrix of one begins; body also takes where that
     // of the next one does.
     auto run = [&](int64_t pieces, int64_t cost, auto&& begin, auto&& body) {
@@ -184,43 +229,8 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
                 body(groups[size_t(i / pieces)], i % pieces, at(std::min(i + 1, end - 1)));
         });
     };
-    auto rows_of = [&](const Change& change, int64_t piece) {
-        return (const W*)change.down + std::min(piece * RANKS, change.rank * change.parts) * inputs;
-    };
-    run(divide_up(width, RANKS), busy * width * inputs, rows_of,
-        [&](const Tokens& tokens, int64_t piece, const W* next) {
-            const Change& change = *tokens.change;
-            int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
-            const float* from[MOST_ROWS];
-            float* to[MOST_ROWS];
-            for (int64_t t = 0; t < tokens.count; t++) {
-                from[t] = x + tokens.rows[t] * x_stride;
-                to[t] = inner + tokens.rows[t] * width;
-            }
-            counted(tokens.count,
-                    [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to, next); });
-        });
-    std::vector<Block> blocks;  // of outputs, none of two parts
-    for (int64_t part = 0; part < parts; part++)
-        for (int64_t begin = bounds[part]; begin < bounds[part + 1]; begin += OUTPUTS)
-            blocks.push_back({part, begin, std::min<int64_t>(begin + OUTPUTS, bounds[part + 1])});
-    auto columns_of = [&](const Change& change, int64_t block) {
-        return (const W*)change.up + blocks[size_t(block)].begin;
-    };
-    run(int64_t(blocks.size()), busy * width * outputs / parts, columns_of,
-        [&](const Tokens& tokens, int64_t number, const W* next) {
-            const Change& change = *tokens.change;
-            const Block& block = blocks[size_t(number)];
-            const float* from[MOST_ROWS];
-            float* to[MOST_ROWS];
-            for (int64_t t = 0; t < tokens.count; t++) {
-                from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? block.part * change.rank : 0);
-                to[t] = out + tokens.rows[t] * out_stride;
-            }
-            counted(tokens.count, [&](auto n) {
-                expand<n, W>(from, change, outputs, block.begin, block.end, bias, to, next);
-            });
-        });
+    run(pieces, busy * width * inputs, rows_of, shrink_piece);
+    run(last + 1, busy * width * outputs / parts, columns_of, expand_block);
 }
 
 }  // namespace
