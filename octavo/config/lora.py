@@ -4,7 +4,6 @@
 runtime how the weights are scaled. Nothing here is taken from a pickle file.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,13 +14,13 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
+from octavo.base.safetensors_header import read_header
 from octavo.config.checkpoint import Checkpoint, read_json
 from octavo.config.option import Concern, option
+from octavo.config.phi4_multimodal import ARCHITECTURE as PHI4
+from octavo.config.phi4_multimodal import own_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_MOST_HEADER_BYTES = 100 << 20
-_OF_PHI4 = {"image": "vision-lora", "audio": "speech-lora"}
-"""Folders of its checkpoint. A prompt with both has the first."""
 _CHANGES_BASE = ("pissa", "corda", "loftq", "lora_ga")
 _RESIDUALS = ("pissa", "olora")
 _REFUSED = {
@@ -83,9 +82,8 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, checkpoint: 
 def _with_defaults(lora: LoRAConfig, checkpoint: Checkpoint) -> LoRAConfig:
     """Serve the adapters that images and sounds need, the checkpoint's own too, whatever their rank."""
     given, most = lora.default_mm_loras, lora.max_lora_rank
-    if not given and checkpoint.architecture == "Phi4MultimodalForCausalLM":
-        folders = {name: Path(checkpoint.path) / folder for name, folder in _OF_PHI4.items()}
-        given = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
+    if not given and checkpoint.architecture == PHI4:
+        given = own_adapters(Path(checkpoint.path), checkpoint.config)
     given = {name: path for name, path in given.items() if path}
     if wrong := given.keys() - {"image", "video", "audio"}:
         raise ConfigError(f"default_mm_loras: modalities are image, video, audio; got {sorted(wrong)}.")
@@ -220,13 +218,8 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's tensors by name, from the header alone. Raises RequestError."""
     path = folder / WEIGHTS
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MOST_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
-        return {name: tuple(row["shape"]) for name, row in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        return {name: tuple(row["shape"]) for name, row in read_header(path)[0].items()}
+    except (OSError, ValueError) as error:
         raise RequestError(f"{path} is no safetensors file: {error!r:.200}", "lora_path") from error
 
 

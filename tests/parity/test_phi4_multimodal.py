@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 
 import numpy as np
 import peft
@@ -22,13 +23,17 @@ from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal impo
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalForCausalLM
 
 from octavo import LLM, LoRARequest, SamplingParams
-from octavo.base.errors import ConfigError
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.config.checkpoint import read_checkpoint
+from octavo.config.phi4_multimodal import own_adapters, read_phi4
 from octavo.frontend.media.processors.phi4 import Phi4AudioProcessor, Phi4Processor
 from octavo.runtime.models.phi4_multimodal import Phi4MultimodalEncoder
-from tests import peft_adapters
+from tests import first_phi4, peft_adapters
+from tests.integration.test_cuda_graphs import repeats
 from tests.tiny_media import IMAGE, TEXT, VISION, save_tokenizer
 from tests.tiny_speech import RATE, make_audio, spread
 
+__all__ = ["repeats"]
 SOUND, TOLERANCE = 116, 1e-4
 SETTINGS = {"dynamic_hd": 4}
 PARAMS = SamplingParams(
@@ -51,6 +56,7 @@ CONFIG = {
         "audio_token_id": SOUND,
     },
 }
+READ = read_phi4({**CONFIG, "model_type": "phi4_multimodal"})
 SIZES = [(300, 200), (460, 900), (1900, 500), (449, 449)]
 """Of pictures in one square, in several, in fewer than they would have, and barely in two."""
 SCALED = [
@@ -94,6 +100,19 @@ def adapted(tmp_path_factory):
         model = peft.PeftModel.from_pretrained(copy.deepcopy(oracle), folder / "vision-lora", "vision")
         model.load_adapter(folder / "speech-lora", "speech")
     return model.eval(), folder
+
+
+@pytest.fixture
+def first(adapted, tmp_path, monkeypatch):
+    """The same as Microsoft wrote it: the folder, and where octavo keeps what it copies."""
+    _, plain = oracle_of()
+    folder, kept = tmp_path / "first", tmp_path / "kept"
+    folder.mkdir()
+    first_phi4.write(CONFIG, plain, adapted[1], folder)
+    for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).symlink_to(plain / name)
+    monkeypatch.setattr("octavo.config.phi4_multimodal.env", SimpleNamespace(cache_dir=lambda: kept))
+    return folder, kept
 
 
 def make_llm(folder=None, **options):
@@ -152,7 +171,7 @@ def oracle_logits(ids, data, oracle=None):
 
 def oracle_inputs(images):
     """Squares and masks as transformers' processor makes them, filled up to equally many."""
-    processor = Phi4Processor(CONFIG, SETTINGS, lambda text: [1])
+    processor = Phi4Processor(READ, SETTINGS, lambda text: [1])
     found = [processor.prepare(image, processor.settings) for image in images]
     most = max(len(each["pixel_values"]) for each in found)
     values = torch.zeros(len(images), most, 3, 448, 448)
@@ -193,7 +212,7 @@ def as_torch(image, height, width, grid):
 @pytest.mark.parametrize(("size", "scaled", "grid"), SCALED)
 def test_pixels(size, scaled, grid):
     """Resized and filled up with white; a copy without antialias."""
-    processor, image = Phi4Processor(CONFIG, SETTINGS, lambda text: [1]), make_image(*size)
+    processor, image = Phi4Processor(READ, SETTINGS, lambda text: [1]), make_image(*size)
     ours = processor.prepare(image, processor.settings)
     whole, small = as_torch(image, *scaled, grid)
     rows, columns = grid
@@ -211,7 +230,7 @@ def test_images_of_the_processor(size):
     """All that transformers' own processor makes, where torchvision is installed."""
     pytest.importorskip("torchvision")
     module = import_module("transformers.models.phi4_multimodal.image_processing_phi4_multimodal")
-    processor, image = Phi4Processor(CONFIG, SETTINGS, lambda text: [1]), make_image(*size)
+    processor, image = Phi4Processor(READ, SETTINGS, lambda text: [1]), make_image(*size)
     theirs = module.Phi4MultimodalImageProcessor(**SETTINGS)([image], return_tensors="pt")
     ours = oracle_inputs([image])
     for name, values in ours.items():
@@ -223,7 +242,7 @@ def test_images_of_the_processor(size):
 
 def test_spectrogram():
     sound = make_audio(3, 1.234)
-    processor = Phi4AudioProcessor(CONFIG, {}, lambda text: [1])
+    processor = Phi4AudioProcessor(READ, {}, lambda text: [1])
     ours = processor.prepare(sound, processor.settings)
     theirs = Phi4MultimodalFeatureExtractor()(sound, sampling_rate=RATE, return_tensors="pt")
     expected = theirs["audio_input_features"][0].numpy()
@@ -256,11 +275,13 @@ OWN = [((), ()), ((SIZES[0],), ()), ((), (0.9,)), ((SIZES[0],), (0.7,))]
 """Texts have no adapter; images, with sounds or without, that of images."""
 
 
-def test_the_checkpoint_s_adapters(adapted):
+@pytest.mark.parametrize("layout", ["transformers", "first"])
+def test_the_checkpoint_s_adapters(adapted, layout, request):
     """In one batch, each request is as of PEFT's model with what its items need, or with what it names."""
-    model, folder = adapted
+    model, saved = adapted
+    folder = saved if layout == "transformers" else request.getfixturevalue("first")[0]
     requests = [make_request(*parts, seed) for seed, parts in enumerate([*OWN, OWN[2]])]
-    named = [None] * 4 + [LoRARequest("eyes", 1, str(folder / "vision-lora"))]
+    named = [None] * 4 + [LoRARequest("eyes", 1, str(saved / "vision-lora"))]
     with make_llm(folder) as llm:
         outputs = llm.generate(requests, PARAMS, use_tqdm=False, lora_request=named)
     with make_llm(folder, default_mm_loras={"image": ""}) as llm:  # the negative twin
@@ -278,11 +299,74 @@ def test_the_checkpoint_s_adapters(adapted):
         assert difference(output, request["multi_modal_data"], model.base_model.model) > 10 * TOLERANCE
 
 
+def test_adapters_are_copied_once(first):
+    folder, kept = first
+    made = [read_checkpoint(folder).config for _ in range(2)]
+    found = [own_adapters(folder, config) for config in made]
+    assert found[0] == found[1] and found[0].keys() == {"image", "audio"}
+    assert sorted(map(str, (kept / "adapters").iterdir())) == sorted(found[0].values())
+    (folder / "vision-lora").mkdir()
+    assert own_adapters(folder, made[0]) == found[0] | {"image": str(folder / "vision-lora")}
+
+
+def test_what_is_wrong_with_a_first_checkpoint(first):
+    folder, _ = first
+    written = json.loads((folder / "config.json").read_text())
+    for change, told in (
+        ({"embd_layer": None}, "Phi4MMForCausalLM cannot be read"),
+        ({"embd_layer": written["embd_layer"] | {"image_embd_layer": {"use_hd_transform": False}}}, "only"),
+    ):
+        (folder / "config.json").write_text(json.dumps(written | change))
+        with pytest.raises((BadCheckpoint, Unsupported), match=told):
+            read_checkpoint(folder)
+    weights = (folder / "model.safetensors").read_bytes()
+    for broken in (b"", weights[:9], weights[:-1], (1 << 60).to_bytes(8, "little") + weights[8:]):
+        (folder / "model.safetensors").write_bytes(broken)
+        with pytest.raises(BadCheckpoint, match="is no safetensors file"):
+            own_adapters(folder, written)
+
+
+def test_conversations():
+    """Both are taken in a conversation; the tokens of markers are those of the config."""
+    image, sound = make_image(*SIZES[0]), make_audio(0, 0.4)
+    parts = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "5 6"}]
+    parts.append({"type": "audio", "audio": (sound, RATE)})
+    with make_llm() as llm:
+        asked = [{"role": "user", "content": parts}], PARAMS
+        [output] = llm.chat(*asked, use_tqdm=False, chat_template="{{ messages[0]['content'] }}")
+    ids = output.prompt_token_ids
+    assert ids.index(IMAGE) < ids.index(SOUND) < ids.index(5), "markers stand before the text"
+    assert difference(output, {"image": [image], "audio": [(sound, RATE)]}) <= TOLERANCE
+
+
+def test_prompts_that_count(first):
+    """As Microsoft writes them, <|image_1|>; without items that is text."""
+    prompt, data = "5 <|image_1|> 6 <|audio_1|> 7", make_request((SIZES[0],), (0.4,))["multi_modal_data"]
+    with make_llm(first[0]) as llm:
+        [output] = llm.generate({"prompt": prompt, "multi_modal_data": data}, PARAMS, use_tqdm=False)
+        [plain] = llm.generate(prompt, PARAMS, use_tqdm=False)
+    ids = output.prompt_token_ids
+    assert ids.index(5) < ids.index(IMAGE) < ids.index(6) < ids.index(SOUND) < ids.index(7)
+    assert not {IMAGE, SOUND} & set(plain.prompt_token_ids)
+
+
 def test_wrong_defaults(adapted, tmp_path):
     with pytest.raises(ConfigError, match="modalities are image, video, audio; got \\['smell'\\]"):
         make_llm(default_mm_loras={"smell": str(adapted[1])})
     with pytest.raises(ConfigError, match="default_mm_loras: No adapter found for"):
         make_llm(default_mm_loras={"image": str(tmp_path)})
+
+
+def test_captured_images(repeats):
+    """Sizes that come again, as a GPU computes them; sounds are not captured."""
+    with make_llm() as llm:
+        for seed in range(3):
+            request = make_request((SIZES[1],), (0.7,), seed)
+            noise = np.random.default_rng(seed).integers(0, 255, (*SIZES[1][::-1], 3), np.uint8)
+            request["multi_modal_data"]["image"] = [Image.fromarray(noise)]
+            [output] = llm.generate([request], PARAMS, use_tqdm=False)
+            assert difference(output, request["multi_modal_data"]) <= TOLERANCE
+    assert repeats[0] > 0
 
 
 def test_a_long_sound():

@@ -4,6 +4,7 @@ Called by the input processor, on threads: it may fetch files and wait for the p
 Keeps what is prepared by content, bounded in bytes.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from octavo.frontend.media.objects import to_image
 from octavo.frontend.media.placement import Prepared, place_items
 from octavo.frontend.media.pool import PreparationPool
 from octavo.frontend.media.processors.media import MediaProcessor
-from octavo.frontend.media.registry import processors_of
+from octavo.frontend.media.registry import NUMBERED, processors_of
 from octavo.frontend.media.video import VideoLimits, to_video
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.media import EMBEDS, MediaItem, Source
@@ -116,6 +117,14 @@ class MediaReader:
         Raises RequestError if they do not match.
         """
         return place_items(self.processor, ids, prepared, self._longest)
+
+    def spelled(self, text: str) -> str:
+        """Return the text of a prompt with the tokens that stand for the items which it counts."""
+        if (pattern := NUMBERED.get(self._architecture)) is None or self._tokenizer is None:
+            return text
+        markers = {modality: number for number, modality in self.processor.markers.items()}
+        spell = self._tokenizer.convert_ids_to_tokens
+        return re.sub(pattern, lambda found: spell([markers[found[1]]])[0], text)
 
     def _check_counts(self, inputs: MediaInputs) -> None:
         for modality, items in inputs.items.items():

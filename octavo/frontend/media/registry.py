@@ -58,3 +58,6 @@ MARKERS: dict[str, dict[str, str]] = {
     "SmolVLMForConditionalGeneration": {"video": "<video>"},
 }
 """Texts that stand for items in a conversation, where those are not tokens that the config names."""
+
+NUMBERED = {"Phi4MultimodalForCausalLM": r"<\|(image|audio)_\d+\|>"}
+"""How prompts of a family count their items, where the tokens that stand for items are called otherwise."""

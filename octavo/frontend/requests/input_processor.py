@@ -236,7 +236,8 @@ class InputProcessor:
         if prompt.embeds is not None:
             return placeholder_ids(prompt.embeds, self._config, options)
         if ids is None:
-            ids = self.tokenize(prompt.text or "", options)
+            text = prompt.text or ""
+            ids = self.tokenize(text if prompt.media is None else self.media.reader.spelled(text), options)
         keep = options.truncate_prompt_tokens
         if keep is None:
             return ids

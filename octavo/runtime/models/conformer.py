@@ -120,7 +120,7 @@ def _vector(tensor: Any, layer: LayerArch | None) -> Any:
 
 
 def conformer_weights(prefix: str, module: str) -> dict[str, Target]:
-    """Return the names of transformers behind `prefix`."""
+    """Return the names of transformers behind `prefix`, and those that Microsoft gave."""
     layer, block = f"{prefix}encoders.*.", f"{module}blocks.*."
     names = {
         f"{prefix}encoder_embedding.global_mean": to(f"{module}normal.bias"),
@@ -130,7 +130,9 @@ def conformer_weights(prefix: str, module: str) -> dict[str, Target]:
         f"{layer}layer_norm_att": to(f"{block}attention_norm"),
         f"{layer}layer_norm": to(f"{block}norm"),
         f"{layer}conv.layer_norm": to(f"{block}conv_norm"),
+        **qkv(f"{layer}self_attn.linear_?", f"{block}attention.qkv"),
         **qkv(f"{layer}self_attn.?_proj", f"{block}attention.qkv"),
+        f"{layer}self_attn.linear_out": to(f"{block}attention.out"),
         f"{layer}self_attn.o_proj": to(f"{block}attention.out"),
         f"{layer}conv.glu.b1": to(f"{block}terms.weight", "", _vector),
         f"{layer}conv.glu.b2": to(f"{block}terms.bias", "", _vector),
@@ -144,6 +146,7 @@ def conformer_weights(prefix: str, module: str) -> dict[str, Target]:
         names[f"{layer}conv.{theirs}"] = to(f"{block}{ours}")
     for side in ("in", "out"):
         names[f"{layer}feed_forward_{side}.layer_norm"] = to(f"{block}mlp_{side}_norm")
-        names[f"{layer}feed_forward_{side}.gate_up_proj"] = to(f"{block}mlp_{side}.up", "", swap_halves)
-        names[f"{layer}feed_forward_{side}.down_proj"] = to(f"{block}mlp_{side}.down")
+        for up, down in (("net.*.linear", "net.*"), ("gate_up_proj", "down_proj")):
+            names[f"{layer}feed_forward_{side}.{up}"] = to(f"{block}mlp_{side}.up", "", swap_halves)
+            names[f"{layer}feed_forward_{side}.{down}"] = to(f"{block}mlp_{side}.down")
     return names

@@ -1,7 +1,7 @@
 """Phi-4 multimodal sees squares of an image by a SigLIP, and hears by a conformer.
 
-Its adapters for images and speech are folders of their own beside the weights (LoRAConfig.default_mm_loras).
-Source: transformers' Phi4Multimodal.
+Its adapters for images and speech are folders of their own beside the weights (LoRAConfig.default_mm_loras),
+or among them, as config.phi4_multimodal says. Source: transformers' Phi4Multimodal.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,19 @@ _VISION: Config = {"intermediate_size": 4304, "num_hidden_layers": 27, "image_si
 _IMAGE, _AUDIO = "embed_tokens_extend.image_embed.", "embed_tokens_extend.audio_embed."
 
 
-def _projector(stem: str, module: str) -> dict[str, Target]:
-    return {stem.replace("?", name): to(f"{module}.{name}") for name in ("up", "down")}
+def _projector(stem: str, module: str, names: str = "up down") -> dict[str, Target]:
+    ours = zip(names.split(), ("up", "down"), strict=True)
+    return {stem.replace("?", name): to(f"{module}.{own}") for name, own in ours}
+
+
+_MICROSOFTS: dict[str, Target] = {
+    **_projector(f"{_IMAGE}img_projection.?", "encoder.projector", "0 2"),
+    f"{_IMAGE}glb_GN": to("encoder.between.weight", "", vision.row),
+    f"{_IMAGE}sub_GN": to("encoder.newline.weight", "", vision.row),
+    **_projector(f"{_AUDIO}audio_projection.speech.?", "encoder.speech", "0 2"),
+    **_projector(f"{_AUDIO}audio_projection.vision.?", "encoder.speech_beside_images", "0 2"),
+}
+"""Names of the first files, where transformers has others."""
 
 
 class Phi4MultimodalEncoder(ImageEncoder):
@@ -37,6 +48,7 @@ class Phi4MultimodalEncoder(ImageEncoder):
     """
 
     WEIGHTS: ClassVar = {
+        **_MICROSOFTS,
         **vision.tower_weights(f"{_IMAGE}img_processor."),
         **_projector(f"{_IMAGE}img_projection_?", "encoder.projector"),
         f"{_IMAGE}global_img_feature_extensor": to("encoder.between.weight", "", vision.row),
@@ -75,7 +87,8 @@ class Phi4MultimodalEncoder(ImageEncoder):
     def unused(self) -> tuple[str, ...]:
         """See MediaEncoder: what follows the layer that is taken."""
         numbers = "|".join(map(str, range(len(self.tower.blocks))))
-        return (rf"img_processor\.(head|post_layernorm|encoder\.layers\.(?!({numbers})\.))",)
+        adapters = r"\.lora_[AB]\.(vision|speech)\."
+        return rf"img_processor\.(head|post_layernorm|encoder\.layers\.(?!({numbers})\.))", adapters
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         """See MediaEncoder: sounds beside images have a projector of their own."""

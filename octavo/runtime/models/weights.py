@@ -73,7 +73,11 @@ class WeightMap:
     ignored: tuple[str, ...] = ()
 
     def find(self, name: str) -> Target | None:
-        """Return the target of tensor `name`, its module completed to a parameter's name; None if unknown."""
+        """Return the target of tensor `name`, its module completed to a parameter's name; None if unknown.
+
+        PEFT calls a module with adapters base_layer.
+        """
+        name = name.replace(".base_layer.", ".")
         for prefix in self.prefix.split("|"):
             while prefix and name.startswith(prefix):
                 name = name.removeprefix(prefix)

@@ -24,12 +24,6 @@ class Phi4Processor(interface.ImageProcessor):
     }
     OPTIONS = interface.ImageProcessor.OPTIONS - {"do_resize", "resample"} | {"dynamic_hd"}
 
-    def __init__(
-        self, config: interface.Settings, settings: interface.Settings, encode: interface.Encode
-    ) -> None:
-        marker = config["vision_config"].get("image_token_id", 200010)
-        super().__init__({**config, "image_token_id": marker}, settings, encode)
-
     def beside(self, modalities: frozenset[str]) -> interface.Settings:
         return {"is_beside_images": "image" in modalities}
 
@@ -71,12 +65,6 @@ class Phi4AudioProcessor(Qwen2AudioProcessor):
         "mel_max_frequency": 7690,
         "is_beside_images": False,
     }
-
-    def __init__(
-        self, config: interface.Settings, settings: interface.Settings, encode: interface.Encode
-    ) -> None:
-        marker = config["audio_config"].get("audio_token_id", 200011)
-        super().__init__({**config, "audio_token_id": marker}, settings, encode)
 
     @staticmethod
     def prepare(sound: Waveform, settings: interface.Settings) -> interface.Arrays:
