@@ -83,10 +83,11 @@ async def test_dialects_agree(server):
     answer = (await server.post("/v1/responses", json=body)).json()
     assert answer["output"][0]["content"][0]["text"] == expected
     source = {"type": "base64", "media_type": "image/png", "data": encoded(image)}
-    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "5 6 7"}]
-    body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 4, "temperature": 0}
-    answer = (await server.post("/v1/messages", json=body)).json()
-    assert answer["content"][0]["text"] == expected
+    for each in (source, {"type": "url", "url": data_url(image)}):
+        blocks = [{"type": "image", "source": each}, {"type": "text", "text": "5 6 7"}]
+        body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 4, "temperature": 0}
+        answer = (await server.post("/v1/messages", json=body)).json()
+        assert answer["content"][0]["text"] == expected
     options = {"num_predict": 4, "temperature": 0}
     body = {"model": (await server.get("/api/tags")).json()["models"][0]["name"], "stream": False}
     turn = {"role": "user", "content": "5 6 7", "images": [encoded(image)]}

@@ -291,6 +291,15 @@ def test_checkpoints_that_do_not_fit_their_config(helium, entries, reason):
         load(edit_config(helium, **entries))
 
 
+def test_a_library_that_transformers_misses(helium, monkeypatch):
+    def needs_more(layer, config):
+        raise ImportError("HeliumMLP requires the timm library but it was not found in your environment.")
+
+    monkeypatch.setattr(HeliumMLP, "__init__", needs_more)
+    with pytest.raises(BadCheckpoint, match="from it: HeliumMLP requires the timm library"):
+        load(helium)
+
+
 def test_two_models_in_one_process(tmp_path):
     """Nothing is shared: steps of two models may alternate."""
     oracles = {name: make_oracle(CONFIGS[name], seed) for seed, name in enumerate(("glm", "ernie"))}

@@ -164,7 +164,7 @@ def _fill(
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
         )
-    except (RuntimeError, ValueError) as error:
+    except (ImportError, RuntimeError, ValueError) as error:
         raise BadCheckpoint(f"{path}: transformers cannot fill a {cls.__name__} from it: {error}") from error
     _check_report(path, "lacks", report["missing_keys"])
     _check_report(path, "has, but this model has no place for,", report["unexpected_keys"])
