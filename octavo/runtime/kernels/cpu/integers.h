@@ -348,14 +348,38 @@ inline f32x8 eight_scales(const uint8_t* const (&blocks)[LANES]) {
     return out;
 }
 
+struct EightPairs {
+    f32x8 first, second;
+};
+
+// Two neighbouring f16 out of every one of eight blocks. By AVX2 fetched together: every number that is put into a
+// vector by itself costs a shuffle, and shuffles are what a product of one row waits for.
+inline EightPairs eight_pairs(const uint8_t* const (&blocks)[LANES], int at) {
+#if defined(__AVX2__) && defined(__F16C__)
+    auto four = [&](const uint8_t* const* b) {
+        __m128i pairs = _mm_setr_epi32(read<int>(b[0] + at), read<int>(b[1] + at), read<int>(b[2] + at),
+                                       read<int>(b[3] + at));
+        return _mm_shuffle_epi8(pairs, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    };
+    const __m128i low = four(blocks), high = four(blocks + 4);
+    return {_mm256_cvtph_ps(_mm_unpacklo_epi64(low, high)), _mm256_cvtph_ps(_mm_unpackhi_epi64(low, high))};
+#else
+    return {eight_halves(blocks, at), eight_halves(blocks, at + 2)};
+#endif
+}
+
 // As Factors, of eight rows' blocks at once.
 template <class Type, bool SEVERAL = Type::SEVERAL>
 struct EightFactors {
     f32x8 scales, offsets;
 
-    explicit EightFactors(const uint8_t* const (&blocks)[LANES])
-        : scales(eight_scales<Type>(blocks)), offsets(Type::MINIMUM ? eight_halves(blocks, 2) : f32x8{}) {
-        if (Type::ZERO_POINT) offsets = offsets * -scales;
+    explicit EightFactors(const uint8_t* const (&blocks)[LANES]) : offsets() {
+        if constexpr (Type::MINIMUM) {
+            const EightPairs both = eight_pairs(blocks, 0);
+            scales = both.first, offsets = Type::ZERO_POINT ? both.second * -scales : both.second;
+        } else {
+            scales = eight_scales<Type>(blocks);
+        }
     }
     f32x8 scale(int) const { return scales; }
     f32x8 offset(int) const { return offsets; }
@@ -366,9 +390,13 @@ struct EightFactors<Type, true> {
     f32x8 d, minimum;
     uint8_t bytes[128];  // 16 small integers of each row
 
-    explicit EightFactors(const uint8_t* const (&blocks)[LANES])
-        : d(eight_halves(blocks, Type::FACTOR)),
-          minimum(Type::MINIMUM ? -eight_halves(blocks, Type::FACTOR + 2) : f32x8{}) {
+    explicit EightFactors(const uint8_t* const (&blocks)[LANES]) : minimum() {
+        if constexpr (Type::MINIMUM) {
+            const EightPairs both = eight_pairs(blocks, Type::FACTOR);
+            d = both.first, minimum = -both.second;
+        } else {
+            d = eight_halves(blocks, Type::FACTOR);
+        }
         uint64_t first[LANES], second[LANES];
         for (int c = 0; c < LANES; c++) {
             Bytes16 both = Type::scale_bytes(blocks[c]);
