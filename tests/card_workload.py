@@ -224,6 +224,9 @@ def _adapters(table, dtype):
             x, out = _empty(tokens, 4096, dtype=dtype), _empty(tokens, 5120, dtype=dtype)
             for bias in (None, _empty(5120, dtype=dtype)):
                 table.adapters.add_low_rank(x, out, groups, kept, bias)
+                table.adapters.replace(x, out, groups, kept, bias)
+            ids, slots = (torch.zeros(tokens, dtype=kind) for kind in (torch.int64, torch.int32))
+            table.adapters.change_lookup(ids, out, slots, kept, 1.0)
 
 
 def _cases(table, dtype):

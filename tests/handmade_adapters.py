@@ -56,11 +56,30 @@ def write_experts(oracle, folder: Path, rank: int, seed: int, factor: float = 0.
     return merged
 
 
-def _save(folder: Path, tensors, rank: int, modules: list[str]) -> None:
+def write_tables(oracle, folder: Path, rank: int, saved: tuple[str, ...] = (), factor: float = 0.1):
+    """Write an adapter that replaces matrices, or of this rank of the embeddings; return it merged."""
+    merged, tensors = copy.deepcopy(oracle), {}
+    generator = torch.Generator().manual_seed(rank)
+    table = merged.model.embed_tokens.weight.data
+    for name, module in merged.named_modules():
+        if name.rpartition(".")[2] in saved:
+            module.weight.data += factor * torch.randn(module.weight.shape, generator=generator)
+            tensors[f"base_model.model.{name}.weight"] = module.weight.data.clone()
+    if not saved:
+        sizes = (rank, len(table)), (table.shape[1], rank)
+        down, up = (factor * torch.randn(*size, generator=generator) for size in sizes)
+        table += alpha_of(rank) / rank * (up @ down).T
+        stem = "base_model.model.model.embed_tokens.lora_embedding"
+        tensors |= {f"{stem}_A": down, f"{stem}_B": up}
+    _save(folder, tensors, rank, ["embed_tokens"], saved)
+    return merged
+
+
+def _save(folder: Path, tensors, rank: int, modules: list[str], saved: tuple[str, ...] = ()) -> None:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha_of(rank), "target_modules": modules}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"modules_to_save": [*saved]}))
 
 
 def write_queries(folder: Path, width: int = 576, layer: int = 0) -> None:

@@ -111,8 +111,6 @@ class ForwardBatch(Ragged):
     """Of models whose scores depend on distances, too; where tokens see each other,"""
     distance_terms: torch.Tensor | None = None
     """and where they see earlier ones in the cache, as in kernels.attention.DistanceAttention."""
-    is_looked_up: bool = False
-    """Adapters change embeddings or whole matrices: no recorded step does that."""
     entered: torch.Tensor | None = None
     """[T, size]: what the stage before has left, where others receive and send it than the model."""
     step_tables: StepTables | None = None

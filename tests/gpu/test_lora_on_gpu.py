@@ -159,6 +159,31 @@ def test_experts_captured_and_eager(tmp_path, monkeypatch):
     assert (Reach.EXPERTS, False, False) not in seen, "a step of single tokens that was not captured"
 
 
+def test_tables_captured_and_eager(base, tmp_path, monkeypatch):
+    """Embeddings of any rank, whole ones and a whole head, a layer's matrix, beside rows of the base."""
+    kinds = {"5": (), "40": (), "1": ("embed_tokens", "lm_head"), "2": ("o_proj",)}
+    models = [
+        handmade_adapters.write_tables(base[0], tmp_path / kind, int(kind), kinds[kind]) for kind in kinds
+    ]
+    loras = [*(LoRARequest(kind, int(kind), str(tmp_path / kind)) for kind in kinds), None]
+    prompts = make_prompts(base[0].config.vocab_size, tuple(5 + i % 37 for i in range(40)))
+    work, said, seen, run = list(zip(prompts, loras * 8, strict=True)), [], set(), CUDAGraphs._run
+
+    def noted(steps, shape, end, part=0):
+        seen.add((shape.reach, shape.chunks > 0, (shape, end) in steps._captured))
+        run(steps, shape, end, part)
+
+    monkeypatch.setattr(CUDAGraphs, "_run", noted)
+    for options in {"enforce_eager": True}, {}:
+        with engine(base[1], **options) as llm:
+            assert max(map(error, scored(llm, work), [*models, base[0]] * 8)) < 1e-4
+            said += [tokens(llm, work), [tokens(llm, [row])[0] for row in work]]
+            plain = tokens(llm, [(prompt, None) for prompt in prompts])
+    assert said[1:] == said[:1] * 3
+    assert sum(a != b for a, b in zip(said[0], plain, strict=True)) > 20
+    assert {(Reach.WHOLES, True, True), (Reach.WHOLES, False, True), (Reach.EMBEDDINGS, False, True)} <= seen
+
+
 def test_a_quantized_base(base, adapters):
     """int8 on the GPU as on the CPU."""
     work, _ = mixed(base, adapters, 10)

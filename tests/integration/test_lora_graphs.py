@@ -5,6 +5,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.lora.request import LoRARequest
 from octavo.runtime.lora.sites import AdapterSlots, Reach
+from octavo.runtime.worker import recorded_calls
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests import handmade_adapters, peft_adapters
@@ -128,6 +129,75 @@ def test_layers_are_recorded_before_a_changed_head(heads, monkeypatch):
     monkeypatch.setattr(RecordedCalls, "_replay", noted)
     assert tokens(engine(folder), prompts, [*loras, None] * 4) == expected
     assert len(seen) >= GREEDY.max_tokens - 1 and {*seen} == {Reach.HEAD}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A base and work: PEFT's adapters of embeddings, of whole ones and a whole head, of a layer's matrix."""
+    folder, oracle = tmp_path_factory.mktemp("tables"), make_oracle(tiny_config("LlamaForCausalLM") | UNTIED)
+    kinds = {
+        "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
+        "saved": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        "layer": {"target_modules": ["q_proj"], "modules_to_save": ["o_proj"]},
+    }
+    models = [peft_adapters.adapt(oracle, seed=i, scale=0.5, **own) for i, own in enumerate(kinds.values())]
+    loras = [
+        LoRARequest(kind, i, peft_adapters.save(model, folder / kind))
+        for i, (kind, model) in enumerate(zip(kinds, models, strict=True), 1)
+    ]
+    prompts = make_prompts(131, tuple(5 + 3 * i for i in range(12)))
+    return save(oracle, folder / "base"), prompts, [*loras, None], [*models, oracle]
+
+
+def said_by(model, prompt):
+    """The oracle's greedy tokens."""
+    ids = list(prompt)
+    for _ in range(GREEDY.max_tokens):
+        ids.append(int(peft_adapters.logits(model, ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_tables_are_captured(tables, repeats, shapes):
+    """What replaces a layer's matrix is asked for only by steps that have it."""
+    folder, prompts, loras, models = tables
+    llm = engine(folder, max_num_batched_tokens=70)
+    found = tokens(llm, prompts, loras * 3)
+    assert found == [said_by(model, prompt) for model, prompt in zip(models * 3, prompts, strict=True)]
+    assert {(shape.reach, shape.chunks > 0) for shape in shapes} >= {
+        (Reach.WHOLES, True),
+        (Reach.WHOLES, False),
+    }
+    shapes.clear()
+    assert tokens(llm, prompts[:2], loras[:2]) == found[:2]
+    assert {shape.reach for shape in shapes} == {Reach.EMBEDDINGS}
+
+
+def test_tables_are_recorded(tables, monkeypatch):
+    """On a CPU steps with them are replayed, and long prompts are recorded."""
+    folder, prompts, loras, models = tables
+    seen, replay, record = [], RecordedCalls._replay, RecordedCalls._record_forward
+
+    def noted(calls, work, shape):
+        seen.append(shape.reach)
+        return replay(calls, work, shape)
+
+    def recorded(calls, batch, end):
+        made = record(calls, batch, end)
+        seen.append((len(batch.positions), made is not None))
+        return made
+
+    monkeypatch.setattr(RecordedCalls, "_replay", noted)
+    monkeypatch.setattr(RecordedCalls, "_record_forward", recorded)
+    monkeypatch.setattr(recorded_calls, "_FEWEST_TOKENS", 100)
+    llm = engine(folder)
+    found = tokens(llm, prompts, loras * 3)
+    assert found == [said_by(model, prompt) for model, prompt in zip(models * 3, prompts, strict=True)]
+    replayed = [entry for entry in seen if isinstance(entry, Reach)]
+    assert len(replayed) >= GREEDY.max_tokens - 1 and {*replayed} == {Reach.WHOLES}
+    seen.clear()
+    (long,) = make_prompts(131, (150,))
+    assert tokens(llm, [long], loras[1:2]) == [said_by(models[1], long)]
+    assert (150, True) in seen and {Reach.EMBEDDINGS} == {entry for entry in seen if isinstance(entry, Reach)}
 
 
 def test_misplaced_slots_show(base, work, repeats, monkeypatch):

@@ -34,6 +34,7 @@ KINDS = {
     "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
     "head": {"target_modules": ["lm_head", "v_proj"]},
     "saved": {"modules_to_save": ["lm_head", "embed_tokens"]},
+    "saved_in_layers": {"target_modules": ["q_proj"], "modules_to_save": ["o_proj"]},
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForSequenceClassification
 
 from octavo import LLM, PoolingParams, RequestError, SamplingParams
 from octavo.engine.speculation.step_costs import StepCosts
@@ -139,6 +139,36 @@ def test_stages(made, tmp_path):
     again = llm.generate(prompts, SCORED, lora_request=loras, use_tqdm=False)
     check(merged[0], again[0], logits_of(again, 131)[0])
     llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"target_modules": ["word_embeddings", "query"]}, {"modules_to_save": ["word_embeddings"]}],
+    ids=["adapted", "saved"],
+)
+def test_encoders(tmp_path, options):
+    """Embeddings of whole texts, of which some have an adapter that begins where words are looked up."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    oracle = BertModel(BertConfig(vocab_size=131, max_position_embeddings=128, **sizes)).float().eval()
+    kind = {"task_type": "FEATURE_EXTRACTION", "target_modules": ["query"]}
+    model = peft_adapters.adapt(oracle, seed=1, **kind | options)
+    lora = LoRARequest("words", 1, peft_adapters.save(model, tmp_path / "adapter"))
+    exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
+    more = {"skip_tokenizer_init": True, "max_model_len": 128, "enable_lora": True, **exact}
+    llm = LLM(str(save(oracle, tmp_path / "base")), runner="pooling", **more)
+    prompts = make_prompts(131, (20, 9, 33))
+    outputs = llm.embed(prompts, lora_request=[lora, None, lora], use_tqdm=False)
+    found = torch.tensor([output.outputs.embedding for output in outputs])
+    with torch.no_grad():
+        firsts = [
+            own(input_ids=torch.tensor([prompt])).last_hidden_state[0, 0]
+            for own, prompt in zip((model, oracle, model), prompts, strict=True)
+        ]
+        other = oracle(input_ids=torch.tensor(prompts[:1])).last_hidden_state[0, 0]
+    wanted = torch.nn.functional.normalize(torch.stack(firsts), dim=1)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    assert (found[0] - torch.nn.functional.normalize(other, dim=0)).abs().max() > 0.05, "the adapter shows"
 
 
 def test_classifiers(tmp_path):

@@ -87,21 +87,36 @@ class LowRankTable:
     """Of a part; on a GPU no change has more."""
     experts: int = 1
     kept: dict[int, LowRank] = field(default_factory=dict)
-    """By slot; the reference reads it."""
+    wholes: dict[int, Tensor] = field(default_factory=dict)
+    """By slot: a matrix in the place of the model's, [N, K]. The reference reads both."""
+    whole_entries: Tensor = field(init=False)
+    """[slots] int64 on the device: their addresses, or 0."""
+
+    def __post_init__(self) -> None:
+        self.whole_entries = self.entries.new_zeros(len(self.entries) // self.experts)
+
+    @property
+    def is_used(self) -> bool:
+        """Return True if an adapter in a slot changes the product."""
+        return bool(self.kept or self.wholes)
 
     @property
     def num_outputs(self) -> int:
         """Return N."""
         return self.kept_bounds[-1]
 
-    def put(self, slot: int, change: LowRank | None) -> None:
-        """Let tokens of `slot` have this change, or none."""
+    def put(self, slot: int, change: LowRank | None, whole: Tensor | None = None) -> None:
+        """Let tokens of `slot` have this change, or this matrix, or none."""
         rows = np.zeros((self.experts, ENTRY), np.int64) if change is None else change.entries()
         first = slot * self.experts
         self.entries[first : first + self.experts] = to_device(rows, self.entries.device)
+        self.whole_entries[slot] = 0 if whole is None else whole.data_ptr()
         self.kept.pop(slot, None)
+        self.wholes.pop(slot, None)
         if change is not None:
             self.kept[slot] = change
+        if whole is not None:
+            self.wholes[slot] = whole
 
 
 Group = Callable[[Tensor, int], Tensor]
@@ -115,6 +130,15 @@ throughout, in an order that depends on neither the other tokens nor the thread 
 other tokens).
 """
 
+Replace = AddLowRank
+"""Takes the same: outputs of tokens whose slot has a whole matrix become its products, and the bias."""
+
+ChangeLookup = Callable[[Tensor, Tensor, Tensor, LowRankTable, float], None]
+"""Takes ids [T] int64, their embeddings [T, H], changed in place, slots [T] int32, a table and a factor.
+
+Of a token whose slot has a whole matrix [tokens, H] it leaves the row, times the factor; to others it adds
+down[id] @ up, times the factor. Here `down` is [tokens, rank], `up` [rank, H].
+"""
 
 MultiplyChanged = Callable[[Tensor, Tensor, Tensor | None, Tensor, LowRankTable], Tensor | None]
 """Takes x [T, K], a weight [N, K], its bias [N], what Group made and a table.
@@ -133,5 +157,7 @@ class AdapterKernels:
     """The kernels of adapters."""
 
     add_low_rank: AddLowRank
+    replace: Replace
+    change_lookup: ChangeLookup
     multiply: MultiplyChanged = lambda *given: None
     group: Group = lambda slots, num_slots: slots

@@ -49,7 +49,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
-        adapters=AdapterKernels(_add_low_rank),
+        adapters=AdapterKernels(_add_low_rank, _nothing, _nothing),
     )
 
 
@@ -92,6 +92,10 @@ def _add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, b
     """Make the inner values, of the largest rank."""
     parts = len(table.kept_bounds) - 1
     x.new_empty((shares_of_inputs(x.shape[1]), len(x), parts * table.most_rank), dtype=torch.float32)
+
+
+def _nothing(*given: Any) -> None:
+    """Make nothing."""
 
 
 def _rows_like(x: Tensor, *others: Any) -> Tensor:

@@ -304,7 +304,7 @@ class AdapterReader:
         if set(draft.pairs) == {""} or len(names) == 1:
             pairs = [pair for pairs in draft.pairs.values() for pair in pairs]
             down, up, parts = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1), 1
-            up = up.T
+            down, up = down.T if site.name == EMBEDDING else down, up.T
         else:
             parts = len(names)
             of_parts = [

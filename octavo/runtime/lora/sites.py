@@ -6,7 +6,7 @@ step has an adapter, add what that changes. An engine without adapters has no su
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 from math import prod
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.adapters import ENTRY, Group, LowRank, LowRankTable
-from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.quantization.blocks import blocks_of_one
 from octavo.runtime.quantization.method import LinearMethod, Term
 from octavo.runtime.quantization.parameter import Layout, Parameter
 from octavo.runtime.quantization.unquantized import DenseLinear
@@ -27,7 +25,7 @@ from octavo.runtime.transfer import Array, to_device
 
 HEAD, EMBEDDING = "lm_head", "embed_tokens"
 _LOOKED_UP = (HEAD, EMBEDDING)
-"""Sites outside the layers: the rows of the head are not the step's tokens, no kernel changes lookups."""
+"""Sites outside the layers: the rows of the head are not the step's tokens, lookups multiply nothing."""
 
 
 class Reach(IntEnum):
@@ -39,6 +37,9 @@ class Reach(IntEnum):
     """And products of others."""
     HEAD = 3
     """And logits."""
+    EMBEDDINGS = 4
+    WHOLES = 5
+    """And whole matrices of layers are replaced."""
 
 
 class AdapterSlots:
@@ -94,7 +95,7 @@ class AdapterSlots:
 
     def narrow(self, rows: Tensor) -> None:
         """Record from here on products of these rows of the step: those of the head."""
-        if self.reach is Reach.HEAD:
+        if self.reach >= Reach.HEAD:
             self._recorded = self._recorded[rows]
             self._found.clear()
 
@@ -125,13 +126,6 @@ class Site:
     method: LinearMethod | None
     """None of experts."""
     table: LowRankTable
-    wholes: dict[int, Tensor] = field(default_factory=dict)
-    """By slot: a matrix in the place of the model's, [N, K]."""
-
-    @property
-    def is_used(self) -> bool:
-        """Return True if an adapter in a slot changes it."""
-        return bool(self.table.kept or self.wholes)
 
     def row_norms(self, change: LowRank) -> Tensor:
         """Return the squared norms of the rows of the changed matrix, [N] float32, of this rank's columns."""
@@ -212,16 +206,11 @@ class Sites:
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""
-        in_experts = any(change.down.dim() == 3 for change in changes.values())
-        reach = Reach.HEAD if HEAD in changes else Reach.EXPERTS if in_experts else Reach.PRODUCTS
-        self.slots.reaches[slot] = reach
+        self.slots.reaches[slot] = _reach_of(changes, wholes)
         for name, site in self._by_name.items():
-            change = changes.get(name)
-            if change is not None or slot in site.table.kept:
-                site.table.put(slot, change)
-            site.wholes.pop(slot, None)
-            if name in wholes:
-                site.wholes[slot] = wholes[name]
+            change, whole, table = changes.get(name), wholes.get(name), site.table
+            if change is not None or whole is not None or slot in table.kept or slot in table.wholes:
+                table.put(slot, change, whole)
 
     def broken(self) -> dict[str, LowRank]:
         """Return a change that makes NaN of every token."""
@@ -233,35 +222,29 @@ class Sites:
 
     def change(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
         """Change a product of x [rows, K] in place, and return it."""
-        wholes = {} if self.slots.is_recording else site.wholes  # their steps are not replayed
-        for slot, weight in wholes.items():
-            (rows,) = (self.slots.of(len(x)) == slot).nonzero(as_tuple=True)
-            if len(rows):
-                out[rows] = self._multiply(x[rows], weight, bias)
-        if site.table.kept or self.slots.is_recording:
-            self.kernels.adapters.add_low_rank(x, out, self.slots.grouped(len(x)), site.table, bias)
+        table, groups = site.table, self.slots.grouped(len(x))
+        if table.kept or self.slots.is_recording:
+            self.kernels.adapters.add_low_rank(x, out, groups, table, bias)
+        return self.replace(site, x, out, bias)
+
+    def replace(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
+        """Let tokens that have a whole matrix have its product, in place, and return all."""
+        is_replaced = bool(site.table.wholes)
+        if self.slots.is_recording:
+            is_replaced = site.name == HEAD or self.slots.reach is Reach.WHOLES
+        if is_replaced:
+            self.kernels.adapters.replace(x, out, self.slots.grouped(len(x)), site.table, bias)
         return out
 
-    def change_lookup(self, site: Site, ids: Tensor, out: Tensor, scale: float) -> Tensor:
-        """Change the embeddings of `ids`, in place, and return them; a `down` has a column for each token."""
-        slots = self.slots.of(len(ids))
-        for slot in {*site.wholes, *site.table.kept}:
-            (rows,) = (slots == slot).nonzero(as_tuple=True)
-            if not len(rows):
-                continue
-            if (whole := site.wholes.get(slot)) is not None:
-                out[rows] = (whole[ids[rows]] * scale).to(out.dtype)
-            elif (change := site.table.kept.get(slot)) is not None:
-                inner = change.down.T[ids[rows]].to(out.dtype).contiguous()
-                out[rows] += self._multiply(inner, change.up.T.contiguous(), None) * scale
-        return out
 
-    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by weight [N, K]; on a CPU a row's result does not depend on the others."""
-        if x.device.type != "cpu":
-            return self.kernels.linear.matmul(x, weight.to(x.dtype), bias)
-        blocks = blocks_of_one(weight)
-        return self.kernels.linear.block_matmul(x, Packed(blocks.data, blocks.type.name), bias)
+def _reach_of(changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> Reach:
+    if wholes.keys() - {*_LOOKED_UP}:
+        return Reach.WHOLES
+    for name, reach in (EMBEDDING, Reach.EMBEDDINGS), (HEAD, Reach.HEAD):
+        if name in changes or name in wholes:
+            return reach
+    in_experts = any(change.down.dim() == 3 for change in changes.values())
+    return Reach.EXPERTS if in_experts else Reach.PRODUCTS
 
 
 class AdaptedLinear(LinearMethod):
@@ -286,17 +269,17 @@ class AdaptedLinear(LinearMethod):
         """Return True if a token of this step may have a change."""
         if self._slots.is_recording:
             return self._slots.reach >= (Reach.HEAD if self._name in _LOOKED_UP else Reach.PRODUCTS)
-        return self._slots.is_active and self._site.is_used
+        return self._slots.is_active and self._site.table.is_used
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self._is_changed:
             return self._inner.apply(x, bias)
         groups = self._slots.grouped(len(x))  # the kernel right before a change is the product
         site, multiply = self._site, self._sites.kernels.adapters.multiply
-        if isinstance(self._inner, DenseLinear) and (self._slots.is_recording or not site.wholes):
+        if isinstance(self._inner, DenseLinear):
             product = multiply(x, self._inner.matrix(), bias, groups, site.table)
             if product is not None:
-                return product
+                return self._sites.replace(site, x, product, bias)
         return self._sites.change(site, x, self._inner.apply(x, bias), bias)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
@@ -319,9 +302,11 @@ class AdaptedLinear(LinearMethod):
         return self.apply(x, None) if self._is_changed else self._inner.apply_deferred(x)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        out = self._inner.gather(ids, scale)
-        is_changed = self._slots.is_active and not self._slots.is_recording and self._looked_up.is_used
-        return self._sites.change_lookup(self._looked_up, ids, out, scale) if is_changed else out
+        out, slots, table = self._inner.gather(ids, scale), self._slots, self._looked_up.table
+        reach = Reach.EMBEDDINGS if self._name == EMBEDDING else Reach.WHOLES
+        if slots.reach >= reach and (slots.is_recording or table.is_used):
+            self._sites.kernels.adapters.change_lookup(ids, out, slots.of(len(ids)), table, scale)
+        return out
 
     def describe(self) -> list[str]:
         return self._inner.describe()

@@ -9,11 +9,10 @@ from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.messages.adapters import AdapterRef
 from octavo.messages.step import NewRequest
-from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.reader import Adapter
-from octavo.runtime.lora.sites import EMBEDDING, Sites
+from octavo.runtime.lora.sites import Sites
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.step_part import FalliblePart
 
@@ -36,7 +35,6 @@ class AdaptersPart(FalliblePart):
         """Slots by the key of their adapter, the least recently given first."""
         self._users = np.zeros(sites.slots.num_slots, np.int64)
         self._adapters: dict[int, Adapter] = {}
-        self._needs_model = False
 
     def read(self, request: NewRequest) -> int | None:
         """See FalliblePart: the slot of its adapter; one that cannot be had ends the request."""
@@ -64,7 +62,7 @@ class AdaptersPart(FalliblePart):
 
     @property
     def is_idle(self) -> bool:
-        return not (self._needs_model or self.has_failed)
+        return not self.has_failed
 
     def begin(self, work: Work) -> None:
         slots, starts = self._slot_of_row[work.rows], self._start_of_row[work.rows]
@@ -75,12 +73,6 @@ class AdaptersPart(FalliblePart):
             tokens[positions < starts.repeat(lengths)] = 0
         self._sites.slots.begin(tokens, slots[work.samples])
         work.reach = self._sites.slots.reach
-        used = [self._adapters[slot] for slot in set(slots.tolist()) - {0}] if work.reach else []
-        self._needs_model = any(a.wholes or EMBEDDING in a.changes for a in used)
-
-    def before(self, work: Work, batch: ForwardBatch) -> None:
-        """Say what no recorded step can do."""
-        batch.is_looked_up = self._needs_model
 
     def fix(self, row: int | None) -> None:
         """Let products be of the request of `row` alone, until None."""

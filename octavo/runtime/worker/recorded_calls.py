@@ -94,7 +94,7 @@ class RecordedCalls(Replayer):
         """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
-        is_fit = is_fit and not batch.is_looked_up and batch.patch_positions is None
+        is_fit = is_fit and batch.source_queries is None and batch.patch_positions is None
         if is_fit and self._can_replay(_Shape(1)):
             once = replace(batch, rotations={}, shared={})
             if (replay := self._record_forward(once, _hidden)) is not None:

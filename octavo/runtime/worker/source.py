@@ -81,7 +81,7 @@ class SourcePart(MediaPart):
         """Encode the sources of new requests as one batch, and store what each layer reads of them."""
         if self._aligned:
             batch.source_queries = self._queries = {}
-            batch.is_looked_up, batch.wanted = True, None
+            batch.wanted = None
         if not self._new:
             return
         outputs = self._encode({source.key: source for row in self._new if (source := self._wanted[row])})

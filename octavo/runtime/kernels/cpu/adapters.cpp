@@ -1,5 +1,5 @@
-// Low-rank changes of products, another one for every token: y += (x down^T) up, in two phases. Every sum has an
-// order of its own, whatever the other rows are and whoever computes it.
+// Low-rank changes of products, another one for every token: y += (x down^T) up, in two phases; and products of other
+// matrices. Every sum has an order of its own, whatever the other rows are and whoever computes it.
 #include <algorithm>
 #include <vector>
 
@@ -27,21 +27,26 @@ inline float one(const uint16_t* p) {
 
 constexpr int MOST_ROWS = VL == 16 ? 4 : 2;  // tokens that the matrices of their adapter are read for at once
 
+inline const void* place_of(const Change& change) { return change.down; }
+inline const void* place_of(int64_t whole) { return (const void*)whole; }
+
+template <class T>
 struct Tokens {
-    const Change* change;
+    const T* change;
     int64_t count;
     int64_t rows[MOST_ROWS];
 };
 
 // Tokens that have an adapter, those of one side by side.
-std::vector<Tokens> grouped(const int32_t* slots, int64_t rows, const Change* changes) {
+template <class T>
+std::vector<Tokens<T>> grouped(const int32_t* slots, int64_t rows, const T* changes) {
     std::vector<int64_t> order;
     for (int64_t row = 0; row < rows; row++)
-        if (changes[slots[row]].down) order.push_back(row);
+        if (place_of(changes[slots[row]])) order.push_back(row);
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return slots[a] < slots[b]; });
-    std::vector<Tokens> groups;
+    std::vector<Tokens<T>> groups;
     for (int64_t row : order) {
-        const Change* change = changes + slots[row];
+        const T* change = changes + slots[row];
         if (groups.empty() || groups.back().change != change || groups.back().count == MOST_ROWS)
             groups.push_back({change, 0, {}});
         groups.back().rows[groups.back().count++] = row;
@@ -165,10 +170,10 @@ template <class W>
 void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,
          const int32_t* slots, const Change* changes, const int32_t* bounds, int64_t parts, const float* bias,
          int threads) {
-    std::vector<Tokens> groups = grouped(slots, rows, changes);
+    std::vector<Tokens<Change>> groups = grouped(slots, rows, changes);
     if (groups.empty()) return;
     int64_t outputs = bounds[parts], width = 0, busy = 0, count = int64_t(groups.size());
-    for (const Tokens& tokens : groups) {
+    for (const auto& tokens : groups) {
         width = std::max(width, tokens.change->rank * tokens.change->parts);
         busy += tokens.count;
     }
@@ -183,7 +188,7 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
     auto columns_of = [&](const Change& change, int64_t block) {
         return (const W*)change.up + blocks[size_t(block)].begin;
     };
-    auto shrink_piece = [&](const Tokens& tokens, int64_t piece, const W* next) {
+    auto shrink_piece = [&](const Tokens<Change>& tokens, int64_t piece, const W* next) {
         const Change& change = *tokens.change;
         int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
         const float* from[MOST_ROWS];
@@ -194,7 +199,7 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
         }
         counted(tokens.count, [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to, next); });
     };
-    auto expand_block = [&](const Tokens& tokens, int64_t number, const W* next) {
+    auto expand_block = [&](const Tokens<Change>& tokens, int64_t number, const W* next) {
         const Change& change = *tokens.change;
         const Block& block = blocks[size_t(number)];
         const float* from[MOST_ROWS];
@@ -209,7 +214,7 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
     const int64_t pieces = divide_up(width, RANKS), last = int64_t(blocks.size()) - 1;
     if (count % threads == 0 || count >= 4 * threads) {  // a thread does all for a group: none waits in between
         parallel_for(count, threads, [&](int64_t group) {
-            const Tokens& tokens = groups[size_t(group)];
+            const Tokens<Change>& tokens = groups[size_t(group)];
             for (int64_t i = 0; i < pieces; i++)
                 shrink_piece(tokens, i,
                              i + 1 < pieces ? rows_of(*tokens.change, i + 1) : columns_of(*tokens.change, 0));
@@ -233,6 +238,44 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
     run(last + 1, busy * width * outputs / parts, columns_of, expand_block);
 }
 
+// y = W x + bias, a piece of a matrix for all groups of tokens, one after the other.
+template <class W>
+void replace(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,
+             const int32_t* slots, const int64_t* wholes, int64_t outputs, const float* bias, int threads) {
+    const std::vector<Tokens<int64_t>> groups = grouped(slots, rows, wholes);
+    const int64_t count = int64_t(groups.size());
+    parallel_for(divide_up(outputs, OUTPUTS) * count, threads, [&](int64_t task) {
+        const Tokens<int64_t>& tokens = groups[size_t(task % count)];
+        const int64_t begin = task / count * OUTPUTS, end = std::min(begin + OUTPUTS, outputs);
+        const W* whole = (const W*)*tokens.change;
+        const float* from[MOST_ROWS];
+        float* to[MOST_ROWS];
+        for (int64_t t = 0; t < tokens.count; t++) {
+            from[t] = x + tokens.rows[t] * x_stride;
+            to[t] = out + tokens.rows[t] * out_stride;
+        }
+        counted(tokens.count, [&](auto n) { shrink<n>(from, whole, inputs, begin, end, to, whole + begin * inputs); });
+        for (int64_t t = 0; bias && t < tokens.count; t++)
+            for (int64_t n = begin; n < end; n++) to[t][n] += bias[n];
+    });
+}
+
+template <class W>
+void change_lookup(const int64_t* ids, int64_t rows, int64_t width, float* out, int64_t stride, const int32_t* slots,
+                   const Change* changes, const int64_t* wholes, float scale, int threads) {
+    parallel_for(rows, threads, [&](int64_t row) {
+        const Change& change = changes[slots[row]];
+        const W* whole = (const W*)wholes[slots[row]];
+        const W* up = (const W*)change.up;
+        float* y = out + row * stride;
+        for (int64_t n = 0; whole && n < width; n++) y[n] = one(whole + ids[row] * width + n) * scale;
+        for (int64_t r = 0; r < change.rank; r++, up += width) {
+            const float value = one((const W*)change.down + ids[row] * change.rank + r) * scale;
+            for (int64_t n = 0; n < width; n++) y[n] += value * one(up + n);
+        }
+    });
+}
+
 }  // namespace
 }  // namespace octavo
 
@@ -247,3 +290,21 @@ extern "C" void octavo_add_low_rank(const float* x, int64_t x_stride, int64_t ro
     kernel(x, rows, inputs, x_stride, out, out_stride, slots, (const Change*)changes, bounds, parts, bias, threads);
 }
 OCTAVO_EXPORTED(octavo_add_low_rank)
+
+// wholes: by slot, the address of a matrix [outputs, inputs] in the place of the model's, or 0.
+extern "C" void octavo_replace_products(const float* x, int64_t x_stride, int64_t rows, int64_t inputs, float* out,
+                                        int64_t out_stride, const int32_t* slots, const int64_t* wholes,
+                                        int64_t outputs, const float* bias, int is_bf16, int threads) {
+    auto kernel = is_bf16 ? replace<uint16_t> : replace<float>;
+    kernel(x, rows, inputs, x_stride, out, out_stride, slots, wholes, outputs, bias, threads);
+}
+OCTAVO_EXPORTED(octavo_replace_products)
+
+// `down` of these changes is [tokens, rank].
+extern "C" void octavo_change_lookup(const int64_t* ids, int64_t rows, int64_t width, float* out, int64_t out_stride,
+                                     const int32_t* slots, const int64_t* changes, const int64_t* wholes, float scale,
+                                     int is_bf16, int threads) {
+    auto kernel = is_bf16 ? change_lookup<uint16_t> : change_lookup<float>;
+    kernel(ids, rows, width, out, out_stride, slots, (const Change*)changes, wholes, scale, threads);
+}
+OCTAVO_EXPORTED(octavo_change_lookup)

@@ -88,7 +88,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
         ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library, threads).record),
-        adapters=AdapterKernels(kernels.add_low_rank),
+        adapters=AdapterKernels(kernels.add_low_rank, kernels.replace, kernels.change_lookup),
     )
 
 
@@ -255,6 +255,23 @@ class _CompiledKernels:
         end = address_of(bias), table.dtype == torch.bfloat16, self._threads
         address, stride = rows_of(x)
         self._library.octavo_add_low_rank(address, stride, *x.shape, *rows_of(out), *of_rows, *bounds, *end)
+
+    def replace(
+        self, x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None
+    ) -> None:
+        assert len(slots) == len(x) and slots.dtype == torch.int32
+        of_rows = slots.data_ptr(), table.whole_entries.data_ptr(), out.shape[1]
+        end = address_of(bias), table.dtype == torch.bfloat16, self._threads
+        address, stride = rows_of(x)
+        self._library.octavo_replace_products(address, stride, *x.shape, *rows_of(out), *of_rows, *end)
+
+    def change_lookup(
+        self, ids: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, scale: float
+    ) -> None:
+        assert len(slots) == len(ids) and slots.dtype == torch.int32 and ids.dtype == torch.int64
+        entries = slots.data_ptr(), table.entries.data_ptr(), table.whole_entries.data_ptr()
+        end = scale, table.dtype == torch.bfloat16, self._threads
+        self._library.octavo_change_lookup(ids.data_ptr(), *out.shape, *rows_of(out), *entries, *end)
 
     def select_inputs(self, x: Tensor, places: Tensor) -> Tensor:
         assert places.dtype == torch.int32

@@ -1,4 +1,4 @@
-"""Reference of low-rank changes."""
+"""References of what adapters change."""
 
 from itertools import pairwise
 
@@ -26,3 +26,23 @@ def add_low_rank(x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bia
         if change.bias is not None:
             total = total + change.bias
         out[tokens] = total.to(out.dtype)
+
+
+def replace(x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None) -> None:
+    """See adapters.Replace."""
+    for slot, whole in table.wholes.items():
+        (tokens,) = (slots == slot).nonzero(as_tuple=True)
+        product = x[tokens].float() @ whole.float().T
+        out[tokens] = (product if bias is None else product + bias.float()).to(out.dtype)
+
+
+def change_lookup(ids: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, scale: float) -> None:
+    """See adapters.ChangeLookup."""
+    for slot in (*table.wholes, *table.kept):
+        (tokens,) = (slots == slot).nonzero(as_tuple=True)
+        if (whole := table.wholes.get(slot)) is not None:
+            rows = whole[ids[tokens]].float() * scale
+        else:
+            down, up, *_ = table.kept[slot]
+            rows = out[tokens].float() + down[ids[tokens]].float() @ up.float() * scale
+        out[tokens] = rows.to(out.dtype)

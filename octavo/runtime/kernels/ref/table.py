@@ -47,5 +47,5 @@ def ref_table() -> KernelTable:
             draws.score,
         ),
         steps=STEP_KERNELS,
-        adapters=AdapterKernels(adapters.add_low_rank),
+        adapters=AdapterKernels(adapters.add_low_rank, adapters.replace, adapters.change_lookup),
     )

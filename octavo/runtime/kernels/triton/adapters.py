@@ -35,13 +35,13 @@ from octavo.runtime.kernels.triton.launch import (
 )
 from octavo.runtime.kernels.triton.matmul import NARROW, multiply_row
 
-_TILE = 16  # tokens of one adapter, whose matrices are read once for them
+GROUP = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for, or twice as many
 _FEW_TOKENS = 256
 _TILE_ROW = 64  # outputs of a single row
 _PROGRAMS = 4 * 132
 _REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
-_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 # fmt: off
@@ -89,7 +89,7 @@ def _change_kernel(
         if (slot > 0) & (part < parts) & (tile * TILE_R < rank):
             down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
             r = tile * TILE_R + tl.arange(0, TILE_R)
-            total = _shrink(
+            total = shrink(
                 x + row * x_stride, there, down + (part * rank + r).to(tl.int64)[:, None] * inputs,
                 (r < rank)[:, None], split * per_split, tl.minimum((split + 1) * per_split, inputs),
                 DOT, TILE, TILE_R, TILE_K,
@@ -112,7 +112,7 @@ def _change_kernel(
 
 
 @triton.jit
-def _shrink(
+def shrink(
     x, there, rows, inside, start, end,
     DOT: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr,
 ):
@@ -270,13 +270,13 @@ def _expand_row_kernel(
 def group(slots: Tensor, num_slots: int) -> Tensor:
     """See adapters.Group: a row for each group, its slot and 16 tokens; -1 = none."""
     window = _WINDOW if len(slots) <= _WINDOW else 2 * _WINDOW
-    windows, of_window = cdiv(len(slots), window), min(window, window // _TILE + num_slots - 1)
+    windows, of_window = cdiv(len(slots), window), min(window, window // GROUP + num_slots - 1)
     if windows == 1:
         of_window = min(of_window, len(slots))
-    groups = torch.full((windows * of_window, _TILE + 1), -1, dtype=torch.int32, device=slots.device)
+    groups = torch.full((windows * of_window, GROUP + 1), -1, dtype=torch.int32, device=slots.device)
     if windows:
         _group_kernel[(windows,)](
-            slots, groups, len(slots), of_window, WINDOW=window, TILE=_TILE, num_warps=window // 16
+            slots, groups, len(slots), of_window, WINDOW=window, TILE=GROUP, num_warps=window // 16
         )
     return groups
 
@@ -300,8 +300,8 @@ class LowRankChanges:
         is_few = tokens <= _FEW_TOKENS
         step = max(16, min(64, power_of_2(table.most_rank)))
         is_wide = not is_few and table.dtype != torch.float32
-        row = (step + _TILE) * table.dtype.itemsize  # of a stage: a column of `up` and of `out`
-        tile_n = 256 if is_wide and fits(3, 256 * row, 1280 * _TILE) else 128
+        row = (step + GROUP) * table.dtype.itemsize  # of a stage: a column of `up` and of `out`
+        tile_n = 256 if is_wide and fits(3, 256 * row, 1280 * GROUP) else 128
         splits, width = shares_of_inputs(inputs), parts * table.most_rank
         tiles = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
         per_block = max(1, min(8, num_groups * tiles // _PROGRAMS))
@@ -315,39 +315,15 @@ class LowRankChanges:
             counters = torch.zeros(2 * num_groups, dtype=torch.int32, device=x.device)
         how = how | ({"maxnreg": _REGISTERS} if how["PDL"] else {})
         shrinks = parts * cdiv(table.most_rank, tile_r) * splits
-        _change_kernel[(num_groups * (shrinks + blocks),)](
-            x,
-            out,
-            inner,
-            counters,
-            groups,
-            table.entries,
-            table.bounds,
-            out if bias is None else bias,
-            x.stride(0),
-            out.stride(0),
-            inputs,
-            table.num_outputs,
-            cdiv(cdiv(inputs, splits), tile_k) * tile_k,
-            num_groups,
-            blocks,
-            per_block,
-            ENTRY=ENTRY,
-            PARTS=parts,
-            RANKS=table.most_rank,
-            W=_TYPES[table.dtype],
-            DOT=_TYPES[dot],
-            SPLITS=splits,
-            BIASED=bias is not None,
-            ALIGNED=not any(bound % 16 for bound in table.kept_bounds),
-            TILE=_TILE,
-            STEP=step,
-            TILE_R=tile_r,
-            TILE_K=tile_k,
-            TILE_N=tile_n,
-            num_stages=stages(3, tile_n * row, 5 * tile_n * _TILE),
-            **how,
-        )
+        tensors = x, out, inner, counters, groups, table.entries, table.bounds, out if bias is None else bias
+        strides, per_split = (x.stride(0), out.stride(0)), cdiv(cdiv(inputs, splits), tile_k) * tile_k
+        sizes = *strides, inputs, table.num_outputs, per_split, num_groups, blocks, per_block
+        is_aligned = not any(bound % 16 for bound in table.kept_bounds)
+        kind = {"ENTRY": ENTRY, "PARTS": parts, "RANKS": table.most_rank, "W": TYPES[table.dtype]}
+        kind |= {"DOT": TYPES[dot], "SPLITS": splits, "BIASED": bias is not None, "ALIGNED": is_aligned}
+        tile = {"TILE": GROUP, "STEP": step, "TILE_R": tile_r, "TILE_K": tile_k, "TILE_N": tile_n}
+        tile["num_stages"] = stages(3, tile_n * row, 5 * tile_n * GROUP)
+        _change_kernel[(num_groups * (shrinks + blocks),)](*tensors, *sizes, **kind, **tile, **how)
 
     def multiply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, table: LowRankTable
@@ -358,12 +334,12 @@ class LowRankChanges:
             return None
         out, inner = x.new_empty((1, outputs)), self._kept(x.device, parts * table.most_rank)
         held = out if bias is None else bias
-        kind = {"BIASED": bias is not None, "ENTRY": ENTRY, "PARTS": parts, "W": _TYPES[table.dtype]}
+        kind = {"BIASED": bias is not None, "ENTRY": ENTRY, "PARTS": parts, "W": TYPES[table.dtype]}
         sizes = {"K": inputs, "TILE_N": 2, "TILE_K": min(1024, power_of_2(inputs)), "RANKS": table.most_rank}
         programs = cdiv(parts * table.most_rank, 2) + cdiv(outputs, 2)
         tensors = x, weight, held, out, outputs, groups, table.entries, inner
         _shrinking_gemv_kernel[(programs,)](*tensors, num_warps=4, **sizes, **kind, **overlapped())
-        sizes = {"N": outputs, "TILE_N": _TILE_ROW, "STEP": _TILE}
+        sizes = {"N": outputs, "TILE_N": _TILE_ROW, "STEP": GROUP}
         tiles = sum(cdiv(end - begin, _TILE_ROW) for begin, end in pairwise(table.kept_bounds))
         rest = out, groups, table.entries, table.bounds, held, inner
         _expand_row_kernel[(tiles,)](*rest, num_warps=4, **sizes, **kind, **overlapped())

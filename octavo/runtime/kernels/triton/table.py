@@ -30,6 +30,7 @@ from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
+from octavo.runtime.kernels.triton.replaced import change_lookup, replace
 from octavo.runtime.kernels.triton.routing import route
 from octavo.runtime.kernels.triton.scores import score
 from octavo.runtime.kernels.triton.split_keys import merge_parts
@@ -87,6 +88,6 @@ def cuda_table() -> KernelTable:
             score,
         ),
         steps=StepKernels(partial(begin_step, counters), mask_step, end_step, CHAIN_KERNELS),
-        adapters=AdapterKernels(changes, changes.multiply, group),
+        adapters=AdapterKernels(changes, replace, change_lookup, changes.multiply, group),
         peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )
