@@ -79,6 +79,13 @@ if not sys.argv[2:]:
                 test_adapters.changed(x[:count], out[:count], slots, table, bias)
             matrix, groups = random(table.num_outputs, sizes[0]).to(dtype), out.new_zeros(1, 17).int()
             test_adapters.TRITON.multiply(x[:1], matrix, out[0], groups, table)
+    from tests.kernels import test_replaced
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        (table, random), kernels = test_replaced.make_table(dtype, 600, "cpu"), cuda_table().adapters
+        x, out, slots = random(20, 48).to(dtype), random(20, 600).to(dtype), torch.ones(20).int()
+        for bias in (None, out[0]):
+            kernels.replace(x, out, kernels.group(slots, 6), table, bias)
+        kernels.change_lookup(slots.long(), x, slots, table, 2.0)
     from tests.kernels.test_changed_experts import ExpertForm, make_call
     for count, dtype in ((1, torch.bfloat16), (90, torch.bfloat16), (90, torch.float32)):
         x, *given, changes = make_call(cuda_table(), torch.ones(count).int(), "cpu")
@@ -105,6 +112,7 @@ def test_every_kernel_is_lowered():
     assert lowered["_plain_kernel"] == 2
     assert {"_shrinking_gemv_kernel", "_expand_row_kernel"} <= lowered.keys()
     assert {"_group_kernel", "_change_kernel", "_divide_kernel", "_gates_kernel"} <= lowered.keys()
+    assert {"_replace_kernel", "_lookup_kernel"} <= lowered.keys()
     assert len(lowered) >= 20
 
 
