@@ -14,11 +14,8 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
-from octavo.base.safetensors_header import read_header
 from octavo.config.checkpoint import Checkpoint, read_json
 from octavo.config.option import Concern, option
-from octavo.config.phi4_multimodal import ARCHITECTURE as PHI4
-from octavo.config.phi4_multimodal import own_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _CHANGES_BASE = ("pissa", "corda", "loftq", "lora_ga")
@@ -82,7 +79,9 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, checkpoint: 
 def _with_defaults(lora: LoRAConfig, checkpoint: Checkpoint) -> LoRAConfig:
     """Serve the adapters that images and sounds need, the checkpoint's own too, whatever their rank."""
     given, most = lora.default_mm_loras, lora.max_lora_rank
-    if not given and checkpoint.architecture == PHI4:
+    if not given and checkpoint.architecture == "Phi4MultimodalForCausalLM":
+        from octavo.config.phi4_multimodal import own_adapters
+
         given = own_adapters(Path(checkpoint.path), checkpoint.config)
     given = {name: path for name, path in given.items() if path}
     if wrong := given.keys() - {"image", "video", "audio"}:
@@ -216,6 +215,8 @@ def _wrong(folder: Path, what: str) -> RequestError:
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's tensors by name, from the header alone. Raises RequestError."""
+    from octavo.base.safetensors_header import read_header
+
     path = folder / WEIGHTS
     try:
         return {name: tuple(row["shape"]) for name, row in read_header(path)[0].items()}

@@ -5,8 +5,6 @@ The config of a text model names its sizes all the same; the text part of a mode
 
 from typing import Any
 
-from octavo.config.phi4_multimodal import read_phi4
-
 _LLAMA = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -100,7 +98,10 @@ _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 
 def fill_text(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose `text_config`, if there is one of a known type, is complete."""
-    config = read_phi4(config)
+    if config.get("model_type") in ("phi4mm", "phi4_multimodal"):
+        from octavo.config.phi4_multimodal import read_phi4
+
+        config = read_phi4(config)
     for part, architecture in _WITHIN.items():
         if isinstance(inner := config.get(part), dict):
             kept = {name: config[name] for name in _KEPT if name in config}

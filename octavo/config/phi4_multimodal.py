@@ -16,7 +16,6 @@ from octavo.base import env
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.safetensors_header import read_header
 
-ARCHITECTURE = "Phi4MultimodalForCausalLM"
 _ADAPTERS = {"image": "vision", "audio": "speech"}
 """By modality. A prompt with both has the first."""
 _RENAMED = {
@@ -30,7 +29,7 @@ _ONLY |= {"input_layer": "nemo_conv", "use_hd_transform": True, "hd_transform_or
 
 
 def read_phi4(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config of Phi-4 multimodal as transformers has it; others as they are.
+    """Return a config of Phi-4 multimodal as transformers has it.
 
     Raises BadCheckpoint, Unsupported.
     """
@@ -39,8 +38,6 @@ def read_phi4(config: dict[str, Any]) -> dict[str, Any]:
             config = config | _converted(config)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"config.json of a Phi4MMForCausalLM cannot be read: {error!r}") from error
-    if config.get("model_type") != "phi4_multimodal":
-        return config
     usual = {"image_token_id": 200010, "audio_token_id": 200011}
     parts = (config.get("vision_config"), config.get("audio_config"))
     told = {name: part[name] for part in parts if isinstance(part, dict) for name in usual if name in part}
@@ -60,7 +57,7 @@ def _converted(config: Mapping[str, Any]) -> dict[str, Any]:
         "nemo_conv_channels": audio["nemo_conv_settings"]["conv_channels"],
     }
     return {
-        "architectures": [ARCHITECTURE],
+        "architectures": ["Phi4MultimodalForCausalLM"],
         "model_type": "phi4_multimodal",
         "audio_config": {_RENAMED.get(name, name): value for name, value in audio.items()} | own,
         "vision_config": {"crop_size": layers["image_embd_layer"].get("crop_size", 448)}
