@@ -1,5 +1,7 @@
 """Door 1, control: verbs for the core and what it answers; `CoreMessage` and `FrontMessage` are closed."""
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +16,17 @@ TOGETHER = "sleep", "wake_up", "use_staged_weights"
 """Commands that all ranks and replicas obey, or none: they change what the next steps find."""
 _REFUSALS: dict[str, type[OctavoError]] = {"RequestError": RequestError, "Unsupported": Unsupported}
 """Of a command, those that its caller can mend."""
+
+
+def obey(commands: Mapping[str, Callable[..., Any]], verb: str, arguments: dict[str, Any]) -> Any:
+    """Run a command by its name. Raises Unsupported for an unknown one, RequestError for wrong arguments."""
+    if (command := commands.get(verb)) is None:
+        raise Unsupported(f"Workers know no verb {verb!r}. Known: {', '.join(commands)}.")
+    try:
+        inspect.signature(command).bind(**arguments)
+    except TypeError as error:
+        raise RequestError(f"{verb} takes {inspect.signature(command)}: {error}.", "kwargs") from None
+    return command(**arguments)
 
 
 def kind_of(error: Exception) -> str:

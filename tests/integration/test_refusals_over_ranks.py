@@ -8,20 +8,21 @@ import pytest
 from tests.served_process import ServeProcess
 
 SIZES = {"one": [], "tp": ["-tp", "2"], "pp": ["-pp", "2"], "dp": ["-dp", "2"]}
-REFUSALS = {
-    "/collective_rpc": ({"method": "nonsense"}, 501, "Workers know no verb 'nonsense'"),
-    "/update_weights_from_disk": ({"model_path": "/nowhere"}, 400, "holds neither"),
-    "/init_weight_transfer_engine": ({"init_info": {}}, 501, "weight_transfer_config"),
-    "/start_profile": ({}, 501, "Profiling is off"),
-}
-ASLEEP = {
-    "/resume": ({}, 400, "The engine is asleep"),
-    "/update_weights_from_disk": ({"model_path": "/nowhere"}, 400, "wake_up comes before new weights"),
-}
+REFUSALS = [
+    ("/collective_rpc", {"method": "nonsense"}, 501, "Workers know no verb 'nonsense'"),
+    ("/collective_rpc", {"method": "describe", "kwargs": {"a": 1}}, 400, "describe takes ()"),
+    ("/update_weights_from_disk", {"model_path": "/nowhere"}, 400, "holds neither"),
+    ("/init_weight_transfer_engine", {"init_info": {}}, 501, "weight_transfer_config"),
+    ("/start_profile", {}, 501, "Profiling is off"),
+]
+ASLEEP = [
+    ("/resume", {}, 400, "The engine is asleep"),
+    ("/update_weights_from_disk", {"model_path": "/nowhere"}, 400, "wake_up comes before new weights"),
+]
 
 
 def are_refused(server, refusals):
-    for path, (body, status, text) in refusals.items():
+    for path, body, status, text in refusals:
         answer = server.post(path, body)
         assert (answer.status_code, text in answer.text) == (status, True), (path, answer.text)
 

@@ -17,6 +17,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.expert_load import expert_load
 from octavo.config.snapshot import check_machine
 from octavo.messages.adapters import AdapterRef
+from octavo.messages.control import obey
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
@@ -290,11 +291,8 @@ class Worker:
         self._runner.sample(masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
-        """Answer a control verb. Raises Unsupported for an unknown one."""
-        command = self._commands.get(verb)
-        if command is None:
-            raise Unsupported(f"Workers know no verb {verb!r}. Known: {', '.join(self._commands)}.")
-        return command(**arguments)
+        """Answer a control verb. Raises Unsupported for an unknown one, RequestError for wrong arguments."""
+        return obey(self._commands, verb, arguments)
 
     @property
     def model(self) -> Model:

@@ -163,9 +163,7 @@ def _chats_of(body: InputFields) -> list[list[Message]] | None:
         case [[{}, *_], *_]:
             chats = given
         case _:
-            if field == "input":
-                return None
-            chats = [given]
+            return None
     if all(isinstance(chat, list) and set(map(type, chat)) == {dict} for chat in chats):
         return chats
     raise wrong(field, "must be one conversation or a list of conversations, each a list of messages")
