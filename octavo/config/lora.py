@@ -7,7 +7,7 @@ runtime how the weights are scaled. Nothing here is taken from a pickle file.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ _CHANGES_BASE = ("pissa", "corda", "loftq", "lora_ga")
 _RESIDUALS = ("pissa", "olora")
 _REFUSED = {
     "layer_replication": "layer_replication makes another model of the base; merge the adapter into it.",
-    "trainable_token_indices": "trained rows of embeddings (trainable_token_indices); merge the adapter.",
     "use_qalora": "QALoRA (use_qalora) is not supported.",
     "use_bdlora": "BD-LoRA (use_bdlora) is not supported.",
     "arrow_config": "Arrow's routing among adapters (arrow_config) is not supported.",
@@ -150,6 +149,8 @@ class PeftConfig:
     """Last parts of the names of modules whose parameters, of all experts together, have adapters."""
     residual: str = ""
     """How the base was changed before training, which counts as part of the adapter: "pissa", "olora"."""
+    trained_tokens: Mapping[str, list[int]] = field(default_factory=dict)
+    """By module, of which matrices single rows were trained, and those of which tokens."""
 
     def rank_of(self, module: str) -> int:
         """Return the rank that training gave to a module."""
@@ -159,6 +160,10 @@ class PeftConfig:
         """Return the factor on B A of `module`, whose A has `rank` rows."""
         alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.uses_rslora else rank)
+
+    def tokens_of(self, module: str) -> list[int]:
+        """Return the tokens whose rows of `module` were trained, in the order of the file."""
+        return list(_by_pattern(self.trained_tokens, module, ()))
 
 
 def read_peft_files(folder: Path) -> Mapping[str, Any]:
@@ -206,7 +211,19 @@ def read_peft(folder: Path) -> PeftConfig:
         text = f"init_lora_weights={start!r} is for plain LoRA only; convert the adapter"
         raise _wrong(folder, f"{text} (path_initial_model_for_weight_conversion)")
     given = rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation)
-    return PeftConfig(*given, stacked, residual)
+    return PeftConfig(*given, stacked, residual, _trained_tokens(config, folder))
+
+
+def _trained_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, list[int]]:
+    """Return trainable_token_indices by module; a list alone is of the embedding, however it is named."""
+    given = config.get("trainable_token_indices") or {}
+    found = given if isinstance(given, dict) else {".*": given}
+    for tokens in found.values():
+        is_plain = isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+        if not is_plain or len({*tokens}) < len(tokens):
+            text = f"trainable_token_indices must be token ids, each once, found {tokens!r:.100}"
+            raise _wrong(folder, text)
+    return found
 
 
 def _wrong(folder: Path, what: str) -> RequestError:

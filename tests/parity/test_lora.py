@@ -14,7 +14,7 @@ from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.lora import reader
-from octavo.runtime.lora.reader import digest_of
+from octavo.runtime.lora.files import digest_of
 from octavo.runtime.platforms.platform import get_platform
 from tests import handmade_adapters, peft_adapters
 from tests.model_driver import engine_config
@@ -35,6 +35,8 @@ KINDS = {
     "head": {"target_modules": ["lm_head", "v_proj"]},
     "saved": {"modules_to_save": ["lm_head", "embed_tokens"]},
     "saved_in_layers": {"target_modules": ["q_proj"], "modules_to_save": ["o_proj"]},
+    "tokens": {"target_modules": ["v_proj"], "trainable_token_indices": [*range(130, 0, -3)]},
+    "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [*range(60)], "lm_head": [130, 0, 7]}},
 }
 
 

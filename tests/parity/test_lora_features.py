@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo import LLM, BeamSearchParams, RequestError, SamplingParams
+from octavo import LLM, BeamSearchParams, LoRASum, RequestError, SamplingParams
 from octavo.lora.request import LoRARequest
 from octavo.runtime.kernels.adapters import LowRank, LowRankTable
 from octavo.runtime.kernels.cpu.library import load_library
@@ -86,6 +86,28 @@ def test_without_the_hash_in_the_key_the_cache_leaks(adapters, llm, monkeypatch)
     llm.reset_prefix_cache()
     assert tokens(llm, [prompt], adapters[0][1]) == right
     llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_trained_rows_of_a_tied_matrix(tmp_path, architecture):
+    """They are looked up, and are the head's, beside rows of the base; alone and unscaled only."""
+    oracle = make_oracle(tiny_config(architecture) | {"tie_word_embeddings": True})
+    model = peft_adapters.adapt(oracle, seed=5, trainable_token_indices=[*range(0, 131, 2)])
+    lora = LoRARequest("rows", 60, peft_adapters.save(model, tmp_path / "rows"))
+    llm = engine(save(oracle, tmp_path / "base"))
+    prompts = make_prompts(131, (21, 9, 40))
+    outputs = llm.generate(prompts, SCORED, lora_request=[lora, None, lora], use_tqdm=False)
+    for output, found, own in zip(outputs, logits_of(outputs, 131), (model, oracle, model), strict=True):
+        check(own, output, found)
+    pair = {"A": torch.ones(4, oracle.config.hidden_size), "B": torch.ones(131, 4)}
+    head = {f"base_model.model.lm_head.lora_{end}.weight": tensor for end, tensor in pair.items()}
+    both = _edited(lora, tmp_path / "both", tensors=lambda found: found | head)
+    for wrong, text in (
+        (LoRASum(((lora, 0.5),)), "cannot be scaled"),
+        (both, "cannot be added to other changes"),
+    ):
+        (output,) = llm.generate(prompts[:1], GREEDY, lora_request=wrong, use_tqdm=False)
+        assert f"trainable_token_indices {text}" in output.outputs[0].error
 
 
 @pytest.mark.parametrize("fault", ["scale", "swapped", "misplaced", "rows"])
@@ -218,12 +240,13 @@ def test_other_families(tmp_path, architecture):
 
 
 def test_tensor_parallel(base, adapters, llm, tmp_path):
-    """Two ranks; DoRA's norms and a bias of a split product among the changes."""
-    kinds = [{"use_dora": True}, {"lora_bias": True}]
+    """Two ranks; DoRA's norms, a bias of a split product, and rows of tokens among the changes."""
+    rows = {"embed_tokens": [130, *range(0, 99, 2)], "lm_head": [*range(50, 90)]}
+    kinds = [{"use_dora": True}, {"lora_bias": True}, {"trainable_token_indices": rows}]
     models = [peft_adapters.adapt(base[0], seed=9, **kind) for kind in kinds]
     folders = [peft_adapters.save(model, tmp_path / str(i)) for i, model in enumerate(models)]
     loras = [*(LoRARequest("x", 8 + i, f) for i, f in enumerate(folders)), adapters[1][1], None]
-    prompts = make_prompts(131, (40, 9, 21, 7))
+    prompts = make_prompts(131, (40, 9, 33, 21, 7))
     two = engine(base[1], tensor_parallel_size=2, max_loras=4)
     outputs = two.generate(prompts, SCORED, lora_request=loras, use_tqdm=False)
     wanted = [*models, adapters[1][0], base[0]]
@@ -252,6 +275,7 @@ def _first(change):
     return edit
 
 
+TOKENS = "base_model.model.model.embed_tokens"
 BAD = {
     "rank 0": ({"r": 0}, None, "r must be a positive integer, found 0"),
     "no alpha": ({"lora_alpha": ...}, None, "lora_alpha must be a number, found None"),
@@ -265,6 +289,18 @@ BAD = {
     "another rank": ({"r": 5}, dict, "lora_A has rank 4, the adapter's config says 5"),
     "dora": ({"use_dora": True}, dict, "use_dora, but there is no lora_magnitude_vector"),
     "lone": (None, lambda found: dict(list(found.items())[1:]), "has only one of lora_A and lora_B"),
+    "no tokens": ({"trainable_token_indices": [1, 1]}, None, "must be token ids, each once"),
+    "lost tokens": ({"trainable_token_indices": [1]}, dict, "there is no trainable_tokens_delta"),
+    "other tokens": (
+        {"trainable_token_indices": [1, 131]},
+        lambda found: found | {f"{TOKENS}.token_adapter.trainable_tokens_delta": torch.ones(2, 48)},
+        "embed_tokens: trainable_token_indices may replace rows .* below 131",
+    ),
+    "saved bias": (
+        {"modules_to_save": ["o_proj"]},
+        lambda found: found | {"base_model.model.model.layers.1.self_attn.o_proj.bias": torch.ones(48)},
+        "layers.1.self_attn.o_proj: it has a bias, .* merge the adapter",
+    ),
     "stranger": (
         None,
         lambda found: found | {"base_model.model.x.lora_A.weight": torch.ones(4, 4)},

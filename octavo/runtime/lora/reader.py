@@ -1,4 +1,4 @@
-"""Reads an adapter's folder, as PEFT saves it, into what it changes of this rank's matrices.
+"""Reads an adapter, as PEFT saves it, into what it changes of this rank's matrices.
 
 Called by the pool, on any thread: nothing here computes with the model. Names follow the model's weight map,
 so a checkpoint's q, k and v become parts of our one matrix, and rows stand in our order.
@@ -6,44 +6,27 @@ so a checkpoint's q, k and v become parts of our one matrix, and rows stand in o
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from octavo.base.errors import RequestError, Unsupported
-from octavo.config.gguf_adapter import is_gguf, open_adapter
-from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft
+from octavo.config.gguf_adapter import is_gguf
+from octavo.config.lora import PeftConfig
 from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.kernels.adapters import LowRank
 from octavo.runtime.lora.expert_tensors import Pairs, join_pairs, name_of, read_pairs
+from octavo.runtime.lora.files import open_part
 from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import Target, WeightMap, transpose
 from octavo.runtime.quantization.arena import Arena
 
-_PREFIX = "base_model.model."
-_KINDS = {
-    "lora_A.weight": "down",
-    "lora_embedding_A": "down",
-    "lora_B.weight": "up",
-    "lora_embedding_B": "up",
-    "lora_B.bias": "bias",
-    "lora_magnitude_vector": "magnitude",
-    "lora_magnitude_vector.weight": "magnitude",
-    "modules_to_save.weight": "whole",
-    "base_layer.weight": "",
-}
-"""By the end of a tensor's name; "" = a copy of the base's."""
-
 _LARGE_PAGE = 2 << 20
-_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass
@@ -51,11 +34,14 @@ class Adapter:
     """What a sum of adapters changes, by name of the site.
 
     magnitudes: [N] float32 of DoRA, 0 for outputs without one; they become factors when first used
+    replaced:   [rank] rows of this rank's matrix that the change holds anew, -1 for other ranks'; what the
+                base has in them is subtracted when first used
     """
 
     changes: dict[str, LowRank] = field(default_factory=dict)
     wholes: dict[str, Tensor] = field(default_factory=dict)
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
+    replaced: dict[str, Tensor] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> "Adapter":
         """Return it on `device`, in copies that the host does not wait for."""
@@ -103,8 +89,9 @@ class _Source(NamedTuple):
         if site.name in (HEAD, EMBEDDING) and (self.config.invocation or self.has_file):
             text = "activated adapters and those of GGUF files change layers only"
             raise RequestError(f"{origin}: {text}.", "lora_path")
-        if not self.is_plain and ("whole" in found or "magnitude" in found or self.config.residual):
-            kind = self.config.residual or ("DoRA" if "magnitude" in found else "modules_to_save")
+        kinds = {"magnitude": "DoRA", "whole": "modules_to_save", "rows": "trainable_token_indices"}
+        kind = self.config.residual or next((kinds[key] for key in kinds if key in found), "")
+        if not self.is_plain and kind:
             raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
 
 
@@ -129,7 +116,7 @@ class AdapterReader:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
         adapter, drafts = Adapter(), defaultdict[str, _Draft](_Draft)
         for part in ref.parts:
-            config, modules = _open(part)
+            config, modules = open_part(part)
             has_file = is_gguf(Path(part.path))
             source = _Source(part, config, len(ref.parts) == 1 and part.scale == 1.0, has_file)
             weights = self._model.GGUF_WEIGHTS if has_file else self._model.WEIGHTS
@@ -142,6 +129,9 @@ class AdapterReader:
                 if "whole" in found:
                     source.check(found, site, name, origin)
                     adapter.wholes[site.name] = self._whole(found["whole"], site, target, origin)
+                elif "rows" in found:
+                    source.check(found, site, name, origin)
+                    self._read_rows(adapter, drafts, found, config.tokens_of(name), place, origin)
                 else:
                     self._read(drafts[site.name], found, site, target, source, name, origin)
         for name, draft in drafts.items():
@@ -151,6 +141,9 @@ class AdapterReader:
                     adapter.changes[name] = self._kept(*join_pairs(draft.experts, site), None, site)
                 continue
             change = self._join(draft, site)
+            if name in adapter.replaced and change.rank != len(adapter.replaced[name]):
+                text = "trainable_token_indices cannot be added to other changes of the same matrix"
+                raise RequestError(f"{name}: {text}; merge the adapter.", "lora_path")
             adapter.changes[name] = self._without(draft.initial, change, site) if draft.initial else change
             if "magnitude" in draft.vectors:
                 adapter.magnitudes[name] = draft.vectors["magnitude"]
@@ -177,6 +170,32 @@ class AdapterReader:
         self._take(draft, found, site, target, scale, origin)
         if source.config.residual:
             draft.initial[target.shard] = source.config.residual, len(found["down"]), scale
+
+    def _read_rows(
+        self,
+        adapter: Adapter,
+        drafts: dict[str, _Draft],
+        found: dict[str, Tensor],
+        tokens: list[int],
+        place: tuple[Site, Target],
+        origin: str,
+    ) -> None:
+        """Read rows in place of those of `tokens` as a change of their number's rank; of a tied head, too."""
+        site, target = place
+        outputs, inputs = site.layout.full_shape(site.layout.shards)
+        is_wrong = found["rows"].shape != (len(tokens), inputs) or max(tokens, default=outputs) >= outputs
+        if len(found) > 1 or site.name not in (HEAD, EMBEDDING) or is_wrong:
+            text = f"trainable_token_indices may replace rows of the embedding or head, {inputs} wide, below"
+            raise RequestError(f"{origin}: {text} {outputs}, and be all that changes them.", "lora_path")
+        is_tied = site.name == EMBEDDING and self.sites.at(HEAD).method is site.method
+        ids, chosen = torch.tensor(tokens), torch.zeros(len(tokens), outputs)
+        chosen[torch.arange(len(ids)), ids] = 1.0
+        for own in [site, self.sites.at(HEAD)] if is_tied else [site]:
+            down, up = (chosen, found["rows"]) if own.name == EMBEDDING else (found["rows"], chosen)
+            self._take(drafts[own.name], {"down": down, "up": up.T}, own, target, 1.0, origin)
+            (shard,) = own.layout.shards
+            is_own = (ids >= shard.start) & (ids < shard.start + shard.size)
+            adapter.replaced[own.name] = torch.where(is_own, ids - shard.start, -1)
 
     def _find(self, module: str, origin: str, weights: WeightMap) -> tuple[Site, Target] | None:
         """Return the site of a module of the checkpoint, and how its rows come to ours; None: elsewhere."""
@@ -338,62 +357,3 @@ def _first_part(matrix: Tensor, kind: str, rank: int, scale: float) -> tuple[Ten
     small = (matrix if is_wide else matrix.T).double()
     vectors = torch.linalg.eigh(small @ small.T).eigenvectors[:, -rank:].float()
     return (vectors.T @ matrix, vectors) if is_wide else (vectors.T, matrix @ vectors)
-
-
-def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, dict[str, Tensor]]]:
-    """Read the files that the digest names; others are refused. Returns tensors by module and kind."""
-    path = Path(part.path).expanduser()
-    if not is_gguf(path):
-        config = read_peft(path)
-        return config, _by_module(read_tensors(path, part.digest), config)
-    if digest_of([path.read_bytes()]) != part.digest:
-        raise RequestError(f"{path} has changed since the request came.", "lora_path")
-    config, file = open_adapter(path)
-    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, info in file.tensors.items():
-        stem, _, end = name.rpartition(".")
-        raw = torch.from_numpy(file.data(name)).view(getattr(torch, _TYPES[info.type.name]))
-        if not bool(raw.isfinite().all()):
-            raise RequestError(f"tensor {name} holds values that are not finite numbers.", "lora_path")
-        found[stem.removesuffix(".weight")][_KINDS[f"{end[:-1]}{end[-1].upper()}.weight"]] = raw.clone()
-    return config, found
-
-
-def read_tensors(folder: Path, digest: bytes) -> dict[str, Tensor]:
-    """Read the weights of the files that have this digest. Raises RequestError."""
-    try:
-        files = [(folder / name).read_bytes() for name in (CONFIG, WEIGHTS)]
-        if digest_of(files) != digest:
-            raise RequestError(f"{folder} has changed since the request came.", "lora_path")
-        return load(files[1])
-    except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"{folder} cannot be read: {error}", "lora_path") from error
-
-
-def digest_of(files: list[bytes]) -> bytes:
-    """Return the digest of an adapter's files, config first, as the front-end makes it."""
-    return sha256(b"".join(sha256(content).digest() for content in files)).digest()
-
-
-def _by_module(tensors: dict[str, Tensor], config: PeftConfig) -> dict[str, dict[str, Tensor]]:
-    """Group tensors by module and kind. Raises RequestError for unknown names and for no finite values."""
-    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor.float()).all()):
-            raise RequestError(f"tensor {name} holds values that are not finite numbers.", "lora_path")
-        stem = name.removeprefix(_PREFIX)
-        for end, kind in _KINDS.items():
-            if stem.endswith(f".{end}"):
-                if kind:
-                    found[stem.removesuffix(f".{end}")][kind] = tensor
-                break
-        else:
-            module, _, last = stem.rpartition(".")
-            is_saved = module.rpartition(".")[2] in config.modules_to_save
-            if last != "weight" or not (is_saved or module.rpartition(".")[2] in ("lm_head", EMBEDDING)):
-                raise RequestError(f"tensor {name} is of no kind that is supported.", "lora_path")
-            if is_saved:  # else PEFT saves embeddings beside adapters of embeddings
-                found[module]["whole"] = tensor
-    return found

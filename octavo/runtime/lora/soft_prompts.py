@@ -15,7 +15,7 @@ from octavo.config.prompt_tuning import MULTITASK, PREFIX, read_prompt_tuning
 from octavo.messages.adapters import SoftPromptRef
 from octavo.messages.kv import HeadsKV, KVCacheSpec
 from octavo.runtime.distributed.group import Group
-from octavo.runtime.lora.reader import read_tensors
+from octavo.runtime.lora.files import read_tensors
 
 _LEARNED, _COLUMNS, _ROWS = "prompt_embeddings", "prefix_task_cols", "prefix_task_rows"
 

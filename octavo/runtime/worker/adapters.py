@@ -12,7 +12,7 @@ from octavo.messages.step import NewRequest
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.reader import Adapter
-from octavo.runtime.lora.sites import Sites
+from octavo.runtime.lora.sites import EMBEDDING, Sites
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.step_part import FalliblePart
 
@@ -90,6 +90,7 @@ class AdaptersPart(FalliblePart):
             self._in_slots.move_to_end(key)
             return slot
         adapter = self.pool.get(ref)
+        self._subtract_base(adapter)
         self._find_factors(adapter)
         return self._fill_slot(key, adapter)
 
@@ -109,6 +110,18 @@ class AdaptersPart(FalliblePart):
         self._in_slots[key], self._adapters[slot] = slot, adapter
         self._sites.put(slot, adapter.changes, adapter.wholes)
         return slot
+
+    def _subtract_base(self, adapter: Adapter) -> None:
+        """Make differences of rows that replace the base's, once."""
+        while adapter.replaced:
+            name, places = adapter.replaced.popitem()
+            change, method, is_own = adapter.changes[name], self._sites.at(name).method, places >= 0
+            is_up = name == EMBEDDING
+            assert method is not None
+            rows = (change.up if is_up else change.down).to(torch.float32, copy=True)
+            rows[is_own] -= method.gather(places[is_own].to(self._sites.slots.device)).to(rows)
+            rows = self._sites.kept(rows.to(self._sites.dtype))
+            adapter.changes[name] = change._replace(up=rows) if is_up else change._replace(down=rows)
 
     def _find_factors(self, adapter: Adapter) -> None:
         """Divide DoRA's magnitudes by the norms of the changed matrices' rows, once (arXiv:2402.09353)."""
