@@ -1,7 +1,5 @@
 """Ranks that store learned keys and values where another rank keeps these tokens."""
 
-from functools import partial
-
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
 from octavo.runtime.attention.shared_context import own_slots
 from octavo.runtime.distributed.group import Group
@@ -15,7 +13,7 @@ class DisplacedWorker(Worker):
         super().allocate(plan)
         ranks = self._parallel.dcp
         other = Group((ranks.rank + 1) % ranks.size, ranks.size)
-        self._soft_prompts._own_slots = partial(own_slots, other, 1)
+        self._soft_prompts._own_slots = lambda layer, *slots: own_slots(other, 1, *slots)
 
 
 class DisplacedExecutor(MultiprocessExecutor):
