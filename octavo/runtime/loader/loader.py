@@ -29,7 +29,6 @@ from octavo.runtime.layers.side_by_side import SideBySideArch
 from octavo.runtime.loader import host_weights
 from octavo.runtime.loader.expert_cache import ExpertCache, host_expert_bytes
 from octavo.runtime.loader.kv_scales import use_kv_scales
-from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.loader.snapshot import restore
@@ -138,6 +137,8 @@ def load_own(
         if config.pooling is not None:
             pieces = chain(pieces, read_stages(config))
         if config.checkpoint.mmproj and model.media_encoder is not None:
+            from octavo.runtime.loader.mmproj import read_mmproj
+
             pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
         _fill(model, pieces, config, parallel)
         finish_loading(model)
