@@ -13,7 +13,6 @@ cost, and of a prompt of 512 tokens, medians; and the first tokens of 8 prompts,
 import argparse
 import importlib
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -40,10 +39,10 @@ WIDE = {
 
 def write(folder: Path) -> None:
     """Write both models."""
-    import torch  # noqa: PLC0415
-    from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM  # noqa: PLC0415
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
-    from octavo.base.hub import installed  # noqa: PLC0415
+    from octavo.base.hub import installed
 
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3_moe", **WIDE)
@@ -118,7 +117,7 @@ def main() -> None:
         write(Path(args.path))
         return
     print(
-        json.dumps(measure(args.what, os.path.abspath(args.path), args.threads, args.quantization)),
+        json.dumps(measure(args.what, str(Path(args.path).resolve()), args.threads, args.quantization)),
         flush=True,
     )
 
