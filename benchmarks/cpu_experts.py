@@ -67,12 +67,10 @@ def write(folder: Path) -> None:
     model.save_pretrained(folder / "upcycled")
 
 
-def measure(engine: str, model: str, threads: int, quantization: str | None) -> dict[str, Any]:
+def measure(engine: str, model: str, threads: int) -> dict[str, Any]:
     """Return the figures of an engine."""
     module = importlib.import_module(engine)
-    size = (
-        json.loads((Path(model) / "config.json").read_text())["vocab_size"] if Path(model).is_dir() else 32768
-    )
+    size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
     options: dict[str, Any] = {"cpu_threads": threads} if engine == "octavo" else {}
     llm = module.LLM(
         model,
@@ -80,7 +78,6 @@ def measure(engine: str, model: str, threads: int, quantization: str | None) -> 
         max_model_len=1024,
         max_num_seqs=64,
         skip_tokenizer_init=True,
-        quantization=quantization,
         enable_prefix_caching=False,
         **options,
     )
@@ -111,13 +108,12 @@ def main() -> None:
     parser.add_argument("what", choices=("write", "octavo", "vllm"))
     parser.add_argument("path")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quantization", help="of octavo: q4_k, say")
     args = parser.parse_args()
     if args.what == "write":
         write(Path(args.path))
         return
     print(
-        json.dumps(measure(args.what, str(Path(args.path).resolve()), args.threads, args.quantization)),
+        json.dumps(measure(args.what, str(Path(args.path).resolve()), args.threads)),
         flush=True,
     )
 

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
+from benchmarks.route import wait_for
 from octavo.names.helpers import get_open_port
 
 _KEY = "a secret that both servers know"
@@ -97,7 +99,7 @@ def pair(folder: Path, hosts: list[str]) -> Iterator[tuple[list[str], dict[str, 
         processes.append(process)
     try:
         for url, process in zip(urls, processes, strict=True):
-            wait_for(url, process)
+            wait_for((url, psutil.Process(process.pid)))
         yield urls, {"remote_host": hosts[1], "remote_port": kv_port}
     finally:
         for process in processes:
@@ -123,17 +125,6 @@ def network(mbit: int) -> Iterator[None]:
     finally:
         for name in _NAMES:
             subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise SystemExit(f"{url} has ended.")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
         return self.num_tensors * sum(kept)
 
     def ranks_of(self, spec: KVCacheSpec) -> int:
-        """Return how many ranks divide the tokens of such layers: a window is short, each keeps all of it."""
+        """Return how many ranks divide the tokens of such layers: each keeps whole windows and states."""
         return 1 if spec.sliding_window else self.context_ranks
 
     @property

@@ -73,13 +73,12 @@ class Placement:
         """
         best, least = None, 0.0
         known_s = [load.step_s for load in self.loads if load.is_up and load.step_s]
-        most_cached = self._most_cached(beginnings, barred)
-        for offset in range(len(self.loads)):
-            place = (self._turn + offset) % len(self.loads)
+        usable = [place for place, load in enumerate(self.loads) if load.is_up and place not in barred]
+        usable.sort(key=lambda place: (place - self._turn) % len(self.loads))
+        cached = [self._num_cached(place, beginnings) for place in usable]
+        most_cached = self._most_cached(usable, cached, beginnings)
+        for place, num_cached in zip(usable, cached, strict=True):
             load = self.loads[place]
-            if not load.is_up or place in barred:
-                continue
-            num_cached = self._num_cached(place, beginnings)
             dropped = len(self._seen[place]) + len(beginnings) - num_cached - self._most(place)
             pressure = 1 + _FULL_FACTOR * max(0.0, load.cache_usage - _FULL)
             again = max(0, most_cached - num_cached) * (_AGAIN - 1)
@@ -118,10 +117,14 @@ class Placement:
     def _most(self, place: int) -> int:
         return min(_MOST_BLOCKS, self.loads[place].cache_tokens // BLOCK)
 
-    def _most_cached(self, beginnings: Sequence[Hashable], barred: Collection[int]) -> int:
-        """Return how many blocks of a prompt a place has that may be chosen; 0 if a copy of them is due."""
-        usable = [place for place, load in enumerate(self.loads) if load.is_up and place not in barred]
-        count, place = max(((self._num_cached(place, beginnings), place) for place in usable), default=(0, 0))
+    def _most_cached(
+        self, usable: Sequence[int], cached: Sequence[int], beginnings: Sequence[Hashable]
+    ) -> int:
+        """Return how many first blocks one of these places has; 0 if another copy of them is due.
+
+        cached: how many each of them has
+        """
+        count, place = max(zip(cached, usable, strict=True), default=(0, 0))
         is_hot = count and self._seen[place][beginnings[count - 1]].gap * _HOT < len(usable)
         return 0 if is_hot else count
 
