@@ -64,7 +64,7 @@ def within_chunks(
         most = (longest + size - 2) // size + 1
         bounds, lens, own = cut(batch, tables.block_tables, size, size // block_size, most)
         longest = min(batch.longest_q, size)
-        divided = replace(batch, cu_q_lens=bounds, kv_lens=lens, longest_q=longest, mutual=None)
+        divided = replace(batch, cu_q_lens=bounds, kv_lens=lens, longest_q=longest, mutual=None, alike=None)
         made = batch.shared[group, size] = GroupTables(own, tables.slots), divided
     found: tuple[GroupTables, ForwardBatch] = made
     return found

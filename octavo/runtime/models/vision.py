@@ -183,9 +183,9 @@ def full_batches(
     """Return a full_batch of each list of lengths, and the arrays `beside` them, in one copy."""
     arrays = list(beside)
     for lengths in many:
-        bounds = np.cumsum([0, *lengths])
+        bounds, each = np.cumsum([0, *lengths]), np.asarray(lengths)
         counted = np.arange(bounds[-1]) - bounds[:-1].repeat(lengths)
-        arrays += [counted, bounds, np.asarray(lengths)]
+        arrays += [counted, bounds, each, each.argsort(kind="stable")]
     sent = send(arrays, device)
     rest = iter(sent[len(beside) :])
     batches = [
@@ -199,10 +199,17 @@ def full_batches(
             group_of_layer=[],
             from_start=True,
             longest_q=max(lengths),
+            alike=_alike(lengths, order),
         )
-        for lengths, positions, ends, each in zip(many, rest, rest, rest, strict=True)
+        for lengths, positions, ends, each, order in zip(many, rest, rest, rest, rest, strict=True)
     ]
     return batches, sent[: len(beside)]
+
+
+def _alike(lengths: Sequence[int], order: Tensor) -> list[tuple[int, int, Tensor]]:
+    """Return Ragged.alike of whole sequences. order: where they stand, from the shortest to the longest"""
+    sizes, counts = np.unique(lengths, return_counts=True)
+    return list(zip(sizes.tolist(), sizes.tolist(), torch.split(order, counts.tolist()), strict=True))
 
 
 def cut_patches(pixels: Tensor, size: int) -> Tensor:
