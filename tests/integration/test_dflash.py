@@ -84,8 +84,8 @@ def make_weights(kind):
     return weights
 
 
-def guesses(kind, w, oracle, ids, count):
-    """Of the masks behind `ids`: queries see each other and keys that are made of the model's states."""
+def states_of_masks(w, oracle, ids, count):
+    """Of those behind `ids`, [count, SIZE]: queries see each other and keys made of the model's states."""
     with torch.no_grad():
         out = oracle.model(torch.tensor([ids[:-1]]), output_hidden_states=True)
     context = torch.cat([out.hidden_states[i][0] for i in TAPS], -1) @ w["fc.weight"].T
@@ -105,7 +105,12 @@ def guesses(kind, w, oracle, ids, count):
         seen = torch.einsum("hqk,khd->qhd", chances, v).flatten(1)
         x = x + seen @ layer["self_attn.o_proj.weight"].T
         x = x + feed_forward(layer, norm(x, layer["post_attention_layernorm.weight"]))
-    states = norm(x, w["norm.weight"])[1:]
+    return norm(x, w["norm.weight"])[1:]
+
+
+def guesses(kind, w, oracle, ids, count):
+    """Of the masks behind `ids`."""
+    states = states_of_masks(w, oracle, ids, count)
     if "d2t" not in w:
         return (states @ oracle.lm_head.weight.T).argmax(-1).tolist()
     best = (states @ w["lm_head.weight"].T).argmax(-1)

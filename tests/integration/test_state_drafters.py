@@ -377,17 +377,18 @@ def mtp_guesses(oracle, mtp, ids):
     return tokens[-2:]
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
-@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
-def test_mtp_guesses_as_transformers_does(tmp_path, monkeypatch, architecture, broken):
-    config = tiny_config(architecture) | {"num_nextn_predict_layers": 1}
-    oracle = make_oracle(config)
-    path, count = save(oracle, tmp_path / "target"), oracle.config.num_hidden_layers
+def make_mtp(oracle):
+    """Make a random layer of MTP of transformers' own."""
     torch.manual_seed(0)
     mtp = MtpModel(oracle, 1).eval()
     with torch.no_grad():
         for parameter in mtp.layers.parameters():  # transformers leaves experts as memory was
             parameter.copy_(0.3 * torch.randn(parameter.shape) + (parameter.dim() == 1))
+    return mtp
+
+
+def store_mtp(mtp, path, count):
+    """Put it behind the `count` layers of the model that is saved there."""
     stored = {
         name.replace("layers.0.", f"model.layers.{count}.")
         .replace("mtp_block.", "")
@@ -397,6 +398,14 @@ def test_mtp_guesses_as_transformers_does(tmp_path, monkeypatch, architecture, b
     }
     stored |= load_file(path / "model.safetensors")
     save_file({name: x.contiguous() for name, x in stored.items()}, path / "model.safetensors")
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+def test_mtp_guesses_as_transformers_does(tmp_path, monkeypatch, architecture, broken):
+    oracle = make_oracle(tiny_config(architecture) | {"num_nextn_predict_layers": 1})
+    path, mtp = save(oracle, tmp_path / "target"), make_mtp(oracle)
+    store_mtp(mtp, path, oracle.config.num_hidden_layers)
     seen = noted_guesses(monkeypatch, broken)
     wanted = {"method": "deepseek_mtp", "num_speculative_tokens": 2, "enable_adaptive_verification": False}
     common = COMMON | {"max_num_batched_tokens": 20, "skip_tokenizer_init": True}
