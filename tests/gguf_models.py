@@ -79,10 +79,10 @@ def read_gguf(oracle: PreTrainedModel, path: Path) -> None:
     architecture, names = _names(oracle)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     oracle.tie_weights()
-    for name, parameter in oracle.named_parameters():
+    for name, parameter in _tensors(oracle):
         tensor = tensors.pop(names.get_name(name, try_suffixes=(".weight", ".bias")))
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        parameter.data.copy_(_from_gguf(architecture, oracle, name, torch.from_numpy(np.array(values))))
+        parameter.copy_(_from_gguf(architecture, oracle, name, torch.from_numpy(np.array(values))))
     assert tensors.keys() <= {"rope_freqs.weight"}
 
 

@@ -5,7 +5,8 @@ is filled in here, so that the runtime sees one form of config.
 """
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -79,8 +80,20 @@ _LONG_ROPE_DIVISORS = {"short_factor": "rope_factors_short.weight", "long_factor
 
 
 def config_from_gguf(file: GGUFFile) -> Config:
-    """Translate the head of `file`. Raises Unsupported for an unknown architecture, else BadCheckpoint."""
-    metadata = file.metadata
+    """Translate the head of `file`. Raises as `config_from_metadata`."""
+    try:
+        return config_from_metadata(file.metadata, file.tensors.keys(), partial(_divisors, file))
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{file.path}: {error}") from error
+
+
+def config_from_metadata(
+    metadata: Config, tensors: Collection[str], divisors: Callable[[str], list[float]]
+) -> Config:
+    """Translate a file's metadata. tensors: the names of its tensors; divisors: reads those of a rope
+
+    Raises Unsupported for an unknown architecture, else BadCheckpoint.
+    """
     name = str(metadata.get("general.architecture", ""))
     if name not in _ARCHITECTURES:
         known = ", ".join(sorted(_ARCHITECTURES))
@@ -92,15 +105,17 @@ def config_from_gguf(file: GGUFFile) -> Config:
             config[ours] = _checked(f"{name}.{theirs}", value, float if ours in _FRACTIONS else int)
     for key in _REQUIRED:
         if not config.get(key):
-            raise BadCheckpoint(f"{file.path}: the metadata has no {name}.{_KEYS[key]}, or it is 0")
+            raise BadCheckpoint(f"the metadata has no {name}.{_KEYS[key]}, or it is 0")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and isinstance(tokens, list):
         config["vocab_size"] = len(tokens)
     for ours, theirs in _OF_TOKENIZERS.items():
         if (value := metadata.get(f"tokenizer.ggml.{theirs}")) is not None:
             config[ours] = _checked(f"tokenizer.ggml.{theirs}", value, int)
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    _add_rope(config, name, file)
+    if isinstance(normalises := metadata.get(f"{name}.expert_weights_norm"), bool):
+        config["norm_topk_prob"] = normalises
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    _add_rope(config, name, metadata, tensors, divisors)
     if row.complete is not None:
         row.complete(config)
     return config
@@ -145,25 +160,31 @@ def _checked(key: str, value: Any, kind: type) -> int | float:
     return cast("int | float", value)
 
 
-def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
+def _add_rope(
+    config: Config,
+    name: str,
+    metadata: Config,
+    tensors: Collection[str],
+    divisors: Callable[[str], list[float]],
+) -> None:
     """Rope scaling: Llama 3's and Phi 3's frequencies come as tensors of divisors, the rest as metadata."""
-    if rotated := file.metadata.get(f"{name}.rope.dimension_count"):
+    if rotated := metadata.get(f"{name}.rope.dimension_count"):
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         config["partial_rotary_factor"] = _checked(f"{name}.rope.dimension_count", rotated, int) / size
-    if isinstance(sections := file.metadata.get(f"{name}.rope.dimension_sections"), list):
+    if isinstance(sections := metadata.get(f"{name}.rope.dimension_sections"), list):
         config["rope_scaling"] = {"rope_type": "default", "mrope_section": sections[:3]}
         config["rope_scaling"]["mrope_interleaved"] = name.startswith("qwen3vl")
         return
     length = f"{name}.rope.scaling.original_context_length"
-    if _ROPE_DIVISORS in file.tensors:
-        config["rope_scaling"] = {"rope_type": "divided", "divisors": _divisors(file, _ROPE_DIVISORS)}
+    if _ROPE_DIVISORS in tensors:
+        config["rope_scaling"] = {"rope_type": "divided", "divisors": divisors(_ROPE_DIVISORS)}
         return
-    if file.tensors.keys() >= set(_LONG_ROPE_DIVISORS.values()):
-        divisors = {ours: _divisors(file, theirs) for ours, theirs in _LONG_ROPE_DIVISORS.items()}
-        config["rope_scaling"] = {"rope_type": "longrope", **divisors}
-        config["original_max_position_embeddings"] = _checked(length, file.metadata.get(length), int)
+    if all(theirs in tensors for theirs in _LONG_ROPE_DIVISORS.values()):
+        both = {ours: divisors(theirs) for ours, theirs in _LONG_ROPE_DIVISORS.items()}
+        config["rope_scaling"] = {"rope_type": "longrope", **both}
+        config["original_max_position_embeddings"] = _checked(length, metadata.get(length), int)
         return
-    kind = file.metadata.get(f"{name}.rope.scaling.type", "none")
+    kind = metadata.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":
         return
     if kind not in ("linear", "yarn"):
@@ -171,17 +192,17 @@ def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
     factor = f"{name}.rope.scaling.factor"
     config["rope_scaling"] = {
         "rope_type": kind,
-        "factor": _checked(factor, file.metadata.get(factor), float),
-        "original_max_position_embeddings": file.metadata.get(length),
+        "factor": _checked(factor, metadata.get(factor), float),
+        "original_max_position_embeddings": metadata.get(length),
     }
-    if multiplier := file.metadata.get(f"{name}.rope.scaling.yarn_log_multiplier"):
+    if multiplier := metadata.get(f"{name}.rope.scaling.yarn_log_multiplier"):
         scale = 10 * _checked(f"{name}.rope.scaling.yarn_log_multiplier", multiplier, float)
         config["rope_scaling"] |= {"mscale": scale, "mscale_all_dim": scale}
 
 
 def _divisors(file: GGUFFile, name: str) -> list[float]:
     if (kind := file.tensors[name].type.name) != "F32":
-        raise BadCheckpoint(f"{file.path}: {name} must be F32, found {kind}")
+        raise BadCheckpoint(f"{name} must be F32, found {kind}")
     divisors: list[float] = file.data(name).ravel().view(np.float32).tolist()
     return divisors
 
@@ -260,7 +281,8 @@ _ARCHITECTURES = {
 
 WRITTEN = {
     _ARCHITECTURES[name].architecture: name
-    for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+    for name in ("llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "deepseek2", "gpt-oss")
 }
 """Their names in GGUF files, by architecture: of those that octavo writes."""
-WRITTEN["MistralForCausalLM"] = "llama"
+WRITTEN |= dict.fromkeys(("MistralForCausalLM", "MixtralForCausalLM"), "llama")
+WRITTEN["DeepseekV3ForCausalLM"] = "deepseek2"

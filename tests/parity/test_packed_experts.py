@@ -172,9 +172,9 @@ def test_what_is_refused(tmp_path, change, text):
         load(folder)
 
 
-def gpt_oss_folder(tmp_path):
+def gpt_oss_folder(tmp_path, **own):
     """A checkpoint of gpt-oss as published: blocks [E, N, K / 32, 16] and scales [E, N, K / 32]."""
-    oracle = make_oracle(tiny_config("GptOssForCausalLM") | SIZES)
+    oracle = make_oracle(tiny_config("GptOssForCausalLM") | SIZES | own)
     folder = save(oracle, tmp_path)
     tensors = {name: x.contiguous() for name, x in oracle.state_dict().items()}
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.base.errors import ConfigError
@@ -16,6 +16,7 @@ from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.quantization.k_quants import ROUND, quantize
 from tests.gguf_models import read_gguf
 from tests.model_driver import load, prompt_logits
+from tests.parity.test_packed_experts import gpt_oss_folder
 from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -110,6 +111,98 @@ def test_a_gguf_file_is_rounded_again(plain, tmp_path):
         other = first.data(name) != open_gguf(again).data(name)
         assert other.mean() < 0.05, name  # float16 moves some codes
         first = open_gguf(direct)
+
+
+EXPERTS = {
+    "num_attention_heads": 4,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "vocab_size": 300,
+}
+LATENT = {"kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+LATENT |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7}}
+LATENT["rope_parameters"] |= {"mscale_all_dim": 0.7, "original_max_position_embeddings": 64}
+UNTRUNCATED = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False}
+UNTRUNCATED |= {"original_max_position_embeddings": 64}
+WITH_EXPERTS = {
+    "Qwen3MoeForCausalLM": {},
+    "MixtralForCausalLM": {"sliding_window": None, "num_hidden_layers": 8},
+    "DeepseekV2ForCausalLM": LATENT,
+    "DeepseekV3ForCausalLM": LATENT | {"n_group": 2, "topk_group": 1, "norm_topk_prob": False},
+    "GptOssForCausalLM": {"rope_parameters": UNTRUNCATED, "swiglu_limit": 7.0},
+}
+
+
+@pytest.mark.parametrize("architecture", WITH_EXPERTS)
+def test_experts_become_stacks(tmp_path, architecture):
+    """The `gguf` package finds each where it belongs, and of its numbers makes the model that octavo runs."""
+    config = tiny_config(architecture) | EXPERTS | WITH_EXPERTS[architecture]
+    oracle, other = make_oracle(config), make_oracle(config, seed=1)
+    folder = save(oracle, tmp_path / "model")
+    write_tokenizer(folder)
+    for recipe, most in (("F16", 1e-3), ("Q4_K_M", 0.1)):
+        out = tmp_path / f"{recipe}.gguf"
+        assert main(["quantize", str(folder), str(out), "--to", f"gguf:{recipe}"]) == 0
+        read_gguf(other, out)
+        for name, parameter in other.state_dict().items():
+            assert (parameter - oracle.state_dict()[name]).norm() < most * parameter.norm(), name
+        assert distance(load(out), other) < 1e-4
+    tensors = {t.name: t for t in gguf.GGUFReader(out).tensors}
+    stacks = {name: t for name, t in tensors.items() if name.endswith("_exps.weight")}
+    assert {tuple(t.shape) for t in stacks.values()} == {(256, 256, 8)}
+    assert {t.tensor_type.name for t in stacks.values()} == {"Q4_K", "Q6_K"}
+    assert tensors["blk.2.ffn_gate_inp.weight"].tensor_type.name == "F32"
+    if architecture == "MixtralForCausalLM":
+        types = [tensors[f"blk.1.attn_{name}.weight"].tensor_type.name for name in ("q", "k", "v", "output")]
+        assert types[1:3] == ["Q8_0", "Q8_0"] and types[0] != types[3]
+
+
+def test_gpt_oss_keeps_its_blocks(tmp_path):
+    """MXFP4 as published, and again from the file, whatever the recipe: bytes, and what they are worth."""
+    own = WITH_EXPERTS["GptOssForCausalLM"] | {"vocab_size": 300}
+    folder, oracle = gpt_oss_folder(tmp_path / "model", **own)
+    write_tokenizer(folder)
+    first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
+    for source, out, recipe in ((folder, first, "F16"), (first, again, "Q8_0")):
+        assert main(["quantize", str(source), str(out), "--to", f"gguf:{recipe}"]) == 0
+        kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
+        assert kinds["blk.0.ffn_up_exps.weight"] == "MXFP4" and kinds["blk.0.attn_q.weight"] == recipe
+        assert distance(load(out), oracle) < {"F16": 5e-3, "Q8_0": 0.2}[recipe]
+    for name in kinds:
+        if "_exps.weight" in name:
+            assert (open_gguf(first).data(name) == open_gguf(again).data(name)).all()
+
+
+UNSAID = {
+    "mlp.router": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}),
+    "mlp.num_experts": ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}),
+    "mlp.limit": ("GptOssForCausalLM", {"swiglu_limit": 3.0}),
+    "sliding_window": ("GptOssForCausalLM", {"layer_types": ["full_attention"] * 3, "swiglu_limit": 7.0}),
+    "rope": ("DeepseekV2ForCausalLM", {}),
+}
+
+
+@pytest.mark.parametrize("field", UNSAID)
+def test_what_a_file_cannot_say_is_refused(tmp_path, capsys, field):
+    """It would be another model."""
+    architecture, change = UNSAID[field]
+    folder = save(make_oracle(tiny_config(architecture) | {"vocab_size": 300} | change), tmp_path / "model")
+    write_tokenizer(folder)
+    assert main(["quantize", str(folder), str(tmp_path / "x.gguf"), "--to", "gguf:F16"]) == 2
+    message = capsys.readouterr().err
+    assert "cannot say" in message and field in message
+    assert not list(tmp_path.glob("x.gguf*"))
+
+
+def test_a_missing_expert_is_named(tmp_path, capsys):
+    folder = save(make_oracle(tiny_config("Qwen3MoeForCausalLM") | EXPERTS), tmp_path / "model")
+    write_tokenizer(folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.5.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert main(["quantize", str(folder), str(tmp_path / "x.gguf"), "--to", "gguf:F16"]) == 2
+    assert "lacks parts of blk.1.ffn_up_exps.weight: 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["compressed-tensors:W4A16", "fp8"])
