@@ -4,7 +4,9 @@ On CPU nothing can be recorded: the stand-in computes a step again where a GPU w
 padded, static tensors.
 """
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -153,6 +155,17 @@ def test_pauses_capture_what_a_start_leaves(tiny_llama, make_llm, monkeypatch):
     assert len(captured) == before + 3 == 8
     llm.sleep()
     assert not core.use_pause()
+
+
+def test_closing_gives_the_memory_back(tiny_llama, make_llm, repeats):
+    """Graphs, cache and weights go with the engine, also while somebody holds its worker."""
+    llm = make_llm(tiny_llama)
+    worker = llm.llm_engine.core.client._core._executor._worker
+    llm.generate({"prompt_token_ids": [1, 2, 3]}, params(1)[0], use_tqdm=False)
+    kept = [weakref.ref(part) for part in (worker._runner, worker._cache, worker.model)]
+    llm.shutdown()
+    gc.collect()
+    assert [part() for part in kept] == [None] * 3
 
 
 def test_padding_touches_no_request(tiny_llama, make_llm, repeats):

@@ -384,13 +384,13 @@ class Worker:
 
     def close(self) -> None:
         """Give the device's memory back, and leave the process group."""
-        if saver := self.__dict__.pop("_saver", None):
+        if saver := self.__dict__.get("_saver"):
             saver.close()
-        for part in ("_runner", "_cache", "_model", "_drafter", "_drafts", "_lockstep", "idle"):
-            self.__dict__.pop(part, None)
-        if self._platform.device.type != "cpu":
+        device, parallel = self._platform.device, self._parallel
+        self.__dict__.clear()  # whoever keeps the worker keeps no part of it
+        if device.type != "cpu":
             _free_unused()
-        self._parallel.close()  # NCCL waits for the graphs that it is in
+        parallel.close()  # NCCL waits for the graphs that it is in
 
 
 def _free_unused() -> None:
