@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from octavo.lora.request import LoRARequest
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker import encoder_graphs
 from octavo.runtime.worker.replayer import Eager
 from octavo.runtime.worker.worker import Worker
+from tests import handmade_adapters
 from tests.integration.test_cuda_graphs import repeats
 from tests.parity.test_media_models import (
     FAMILIES,
@@ -17,6 +19,7 @@ from tests.parity.test_media_models import (
     differences,
     make_llm,
     make_prompt,
+    oracle_of,
 )
 
 __all__ = ["repeats"]
@@ -79,3 +82,16 @@ def test_a_graph_that_is_not_replayed_shows(monkeypatch):
     with make_llm(architecture) as llm:
         found = [difference(llm, architecture, request_of(architecture, seed)) for seed in range(3)]
     assert max(found[:2]) <= TOLERANCE < found[2]
+
+
+def test_batches_with_adapters_are_no_replays(repeats, tmp_path):
+    """Of a size that is captured, and beside the base's images of that size."""
+    architecture = "LlavaForConditionalGeneration"
+    merged = handmade_adapters.write(oracle_of(architecture)[0], tmp_path / "adapter", 4, 0)
+    lora = LoRARequest("a", 1, str(tmp_path / "adapter"))
+    llm, owners = make_llm(architecture, enable_lora=True), [None, None, None, lora, None, lora]
+    for seed, owner in enumerate(owners):
+        request = request_of(architecture, seed)
+        outputs = llm.generate([request], PARAMS, lora_request=owner, use_tqdm=False)
+        model = merged if owner else None
+        assert max(differences(architecture, [request], outputs, model)) <= TOLERANCE

@@ -377,20 +377,6 @@ def test_adapters_beside_images(tmp_path):
     assert min(plain[0], with_adapter[1], plain[2]) > 10 * TOLERANCE
 
 
-def test_adapters_of_encoders_are_refused(tmp_path):
-    """What PEFT makes of a model for images whose tower has layers of the same names."""
-    architecture = "LlavaForConditionalGeneration"
-    handmade_adapters.write(oracle_of(architecture)[0], tmp_path / "adapter", 4, 0)
-    requests = make_requests(architecture, (1,))
-    one = LoRARequest("a", 1, str(tmp_path / "adapter"))
-    llm = make_llm(architecture, enable_lora=True)
-    [refused] = llm.generate(requests, PARAMS, lora_request=one, use_tqdm=False)
-    assert refused.outputs[0].finish_reason == "error"
-    assert "encoders of images and sounds take none" in refused.outputs[0].error
-    outputs = llm.generate(requests, PARAMS, use_tqdm=False)
-    assert max(differences(architecture, requests, outputs)) < TOLERANCE
-
-
 def test_videos_of_frames_at_half_their_size():
     """Of OneVision, beside an image."""
     architecture = "LlavaOnevisionForConditionalGeneration"

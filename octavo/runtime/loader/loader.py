@@ -41,7 +41,7 @@ from octavo.runtime.models.media import MEDIA_ENCODERS, media_weights, text_mode
 from octavo.runtime.models.weights import layer_of
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.platforms.platform import Platform
-from octavo.runtime.quantization.method import SCHEMES, Sources, Storage, select_scheme
+from octavo.runtime.quantization.method import SCHEMES, Scheme, Sources, Storage, select_scheme
 from octavo.runtime.quantization.stored_config import stored_quantization
 
 logger = get_logger(__name__)
@@ -179,7 +179,9 @@ def _family(config: EngineConfig) -> type[Family]:
 
 def _add_encoder(model: Family, config: EngineConfig, build: BuildContext) -> None:
     """Attach what turns media into embeddings; its weights are plain numbers, whatever the text's are."""
-    scheme = SCHEMES.load("unquantized")(build.scheme.storage, config, _unknown)
+    scheme: Scheme = SCHEMES.load("unquantized")(build.scheme.storage, config, _unknown)
+    if isinstance(build.scheme, AdaptedScheme):
+        scheme = AdaptedScheme(scheme, build.scheme.sites)
     kind = MEDIA_ENCODERS.load(config.checkpoint.media_architecture)
     parallel = build.parallel
     if config.media.mm_encoder_tp_mode == "data":

@@ -20,7 +20,7 @@ from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.kernels.adapters import LowRank
 from octavo.runtime.lora.expert_tensors import Pairs, join_pairs, name_of, read_pairs
 from octavo.runtime.lora.files import open_part
-from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
+from octavo.runtime.lora.sites import EMBEDDING, ENCODER, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import Target, WeightMap, transpose
@@ -86,8 +86,9 @@ class _Source(NamedTuple):
             raise RequestError(text, "lora_path")
         if self.config.uses_dora and "down" in found and "magnitude" not in found:
             raise RequestError(f"{origin}: use_dora, but there is no lora_magnitude_vector.", "lora_path")
-        if site.name in (HEAD, EMBEDDING) and (self.config.invocation or self.has_file):
-            text = "activated adapters and those of GGUF files change layers only"
+        is_layer = site.name not in (HEAD, EMBEDDING) and not site.name.startswith(ENCODER)
+        if not is_layer and (self.config.invocation or self.has_file):
+            text = "activated adapters and those of GGUF files change layers of the text model only"
             raise RequestError(f"{origin}: {text}.", "lora_path")
         kinds = {"magnitude": "DoRA", "whole": "modules_to_save", "rows": "trainable_token_indices"}
         kind = self.config.residual or next((kinds[key] for key in kinds if key in found), "")
@@ -209,12 +210,9 @@ class AdapterReader:
         site = None
         if target is not None:
             site = self.sites.find(target.module.removesuffix(".weight").removesuffix(".weight"))
-        if site is None and target is not None and target.module.startswith("encoder."):
-            raise RequestError(
-                f"{origin}: adapters change the text model; encoders of images and sounds take none. Train "
-                "without their layers (target_modules).",
-                "lora_path",
-            )
+        is_of_encoder = target is not None and target.module.startswith(ENCODER)
+        if site is None and is_of_encoder and weights.ignores(f"{module}.weight"):
+            return None  # a layer behind the last whose outputs are read
         if target is None or site is None:
             text = "this model has no such matrix that an adapter can change"
             raise RequestError(f"{origin}: {text}.", "lora_path")
@@ -277,31 +275,24 @@ class AdapterReader:
         if not {"down", "up"} <= found.keys():
             raise RequestError(f"{origin} has only one of lora_A and lora_B.", "lora_path")
         down, up, shards = found["down"].float(), found["up"].float(), site.layout.select(target.shard)
-        full = site.layout.full_shape(shards)
-        outputs, inputs = full[::-1] if site.name == EMBEDDING else full
-        for name, tensor, shape in (
-            ("lora_A", down, (len(down), inputs)),
-            ("lora_B", up, (outputs, len(down))),
-        ):
-            if tuple(tensor.shape) != shape:
-                text = f"{list(tensor.shape)}, this model needs {list(shape)}: the adapter is of another base"
-                raise RequestError(f"{origin}.{name} has shape {text}.", "lora_path")
+        down, up = self._fitting(down, up.flatten(1), site, target, origin)
+        zeros = torch.zeros(len(up))
         if site.name == EMBEDDING:
             if len(found) > 2:
                 raise RequestError(f"{origin}: embeddings take plain LoRA only.", "lora_path")
             ((_, start, size),) = (shard[1:] for shard in shards)
             draft.pairs[""].append((down.narrow(1, start, size), up * scale))
             return
-        zeros = torch.zeros(outputs)
         bias = found.get("bias", zeros).float() * scale
         magnitude = found["magnitude"].float().view(-1) if "magnitude" in found else zeros
         columns = torch.cat([up * scale, bias[:, None], magnitude[:, None]], 1)
         if target.transform is not transpose:
-            columns = target.convert(columns, self._arch)  # type: ignore[assignment]  # rows move, plain as they are
+            moved = target.convert(columns, self._arch)
+            columns = moved if moved.shape[1] == columns.shape[1] else columns  # type: ignore[assignment]  # rows move
         if site.layout.split_axis == 1:
-            ((_, start, size),) = (shard[1:] for shard in shards)
+            ((full_size, start, size),) = (shard[1:] for shard in shards)
             down = down.narrow(1, start, size)
-            columns[:, -2] *= self._rank == 0  # a bias is added once
+            columns[:, -2] *= self._rank == 0 or size == full_size  # a bias is added once
         else:
             parts = torch.split(columns, [shard.full for shard in shards])
             kept = zip(shards, parts, strict=True)
@@ -316,6 +307,27 @@ class AdapterReader:
         for kind, column in ("bias", -2), ("magnitude", -1):
             if kind in found:
                 draft.vectors.setdefault(kind, torch.zeros(bounds[-1]))[rows] += columns[:, column]
+
+    def _fitting(
+        self, down: Tensor, up: Tensor, site: Site, target: Target, origin: str
+    ) -> tuple[Tensor, Tensor]:
+        """Return a pair whose `down` is a matrix as wide as ours. Raises RequestError for another base's."""
+        full = site.layout.full_shape(site.layout.select(target.shard))
+        outputs, inputs = full[::-1] if site.name == EMBEDDING else full
+        filled = up
+        if site.name.startswith(ENCODER) and target.transform is not None:
+            if down.shape != (len(down), inputs):  # of a convolution, or of a matrix that we fill up
+                down = target.convert(down, self._arch)  # type: ignore[assignment]  # plain as it is
+            if up.shape != (outputs, len(down)):
+                filled = target.convert(up, self._arch)  # type: ignore[assignment]  # as above
+        for name, tensor, shape in (
+            ("lora_A", down, (len(down), inputs)),
+            ("lora_B", filled, (outputs, len(down))),
+        ):
+            if tuple(tensor.shape) != shape:
+                text = f"{list(tensor.shape)}, this model needs {list(shape)}: the adapter is of another base"
+                raise RequestError(f"{origin}.{name} has shape {text}.", "lora_path")
+        return down, up
 
     def _join(self, draft: _Draft, site: Site) -> LowRank:
         """Return the draft's pairs as one: ranks of a part below each other, parts side by side."""

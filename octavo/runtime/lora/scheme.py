@@ -1,7 +1,7 @@
 """`AdaptedScheme` wraps the scheme of a checkpoint in methods that know adapters."""
 
 from octavo.runtime.lora.experts import AdaptedExperts
-from octavo.runtime.lora.sites import AdaptedLinear, Sites
+from octavo.runtime.lora.sites import ENCODER, AdaptedLinear, Sites
 from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme
 
 
@@ -26,4 +26,5 @@ class AdaptedScheme(Scheme):
         return self._adapted(self._inner.router(name), name)
 
     def _adapted(self, method: LinearMethod, name: str) -> LinearMethod:
-        return AdaptedLinear(method, self.sites, name, self.storage.device)
+        sites = self.sites.encoder if name.startswith(ENCODER) else self.sites
+        return AdaptedLinear(method, sites, name, self.storage.device)

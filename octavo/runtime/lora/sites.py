@@ -6,6 +6,7 @@ step has an adapter, add what that changes. An engine without adapters has no su
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
@@ -23,7 +24,8 @@ from octavo.runtime.quantization.parameter import Layout, Parameter
 from octavo.runtime.quantization.unquantized import DenseLinear
 from octavo.runtime.transfer import Array, to_device
 
-HEAD, EMBEDDING = "lm_head", "embed_tokens"
+HEAD, EMBEDDING, ENCODER = "lm_head", "embed_tokens", "encoder."
+"""The last begins the names of what encoders of images, sounds and source texts have."""
 _LOOKED_UP = (HEAD, EMBEDDING)
 """Sites outside the layers: the rows of the head are not the step's tokens, lookups multiply nothing."""
 
@@ -46,7 +48,7 @@ class AdapterSlots:
     """Says which adapter each token of a step has, by slot; 0 = none."""
 
     def __init__(self, num_adapters: int, most_tokens: int, device: torch.device, group: Group) -> None:
-        self.num_slots, self.device, self._group = num_adapters + 1, device, group
+        self.num_slots, self.device, self.group = num_adapters + 1, device, group
         self.reach = Reach.NOTHING
         """Of the adapters of this step's tokens."""
         self.reaches = np.zeros(self.num_slots, np.int8)
@@ -90,7 +92,7 @@ class AdapterSlots:
     def grouped(self, count: int) -> Tensor:
         """Return the same slots as kernels read them."""
         if (count, True) not in self._found:
-            self._found[count, True] = self._group(self.of(count), self.num_slots)
+            self._found[count, True] = self.group(self.of(count), self.num_slots)
         return self._found[count, True]
 
     def narrow(self, rows: Tensor) -> None:
@@ -102,6 +104,7 @@ class AdapterSlots:
     def fix(self, slot: int | None) -> None:
         """Let the rows of all products have this slot, until None."""
         self._fixed = slot
+        self.reach = Reach(int(np.max(self.reaches[self.tokens if slot is None else slot], initial=0)))
         self._found.clear()
 
     @contextmanager
@@ -151,6 +154,9 @@ class Sites:
         """dtype, most_rank: of adapters"""
         self.slots, self.kernels, self.dtype, self._most_rank = slots, kernels, dtype, most_rank
         self._by_name: dict[str, Site] = {}
+        self.encoder = copy(self)
+        """The same sites for an encoder: its products have rows of their own, all of them of one slot."""
+        self.encoder.slots = AdapterSlots(slots.num_slots - 1, 0, slots.device, slots.group)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -206,7 +212,10 @@ class Sites:
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""
-        self.slots.reaches[slot] = _reach_of(changes, wholes)
+        of_encoder = {name for name in (*changes, *wholes) if name.startswith(ENCODER)}
+        is_only = bool(of_encoder) and of_encoder == {*changes, *wholes}
+        self.slots.reaches[slot] = Reach.NOTHING if is_only else _reach_of(changes, wholes, of_encoder)
+        self.encoder.slots.reaches[slot] = Reach.WHOLES if of_encoder else Reach.NOTHING
         for name, site in self._by_name.items():
             change, whole, table = changes.get(name), wholes.get(name), site.table
             if change is not None or whole is not None or slot in table.kept or slot in table.wholes:
@@ -237,8 +246,9 @@ class Sites:
         return out
 
 
-def _reach_of(changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> Reach:
-    if wholes.keys() - {*_LOOKED_UP}:
+def _reach_of(changes: dict[str, LowRank], wholes: dict[str, Tensor], of_encoder: set[str]) -> Reach:
+    """Return what is reached beside the encoder."""
+    if wholes.keys() - {*_LOOKED_UP} - of_encoder:
         return Reach.WHOLES
     for name, reach in (EMBEDDING, Reach.EMBEDDINGS), (HEAD, Reach.HEAD):
         if name in changes or name in wholes:

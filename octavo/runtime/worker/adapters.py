@@ -1,6 +1,8 @@
 """`AdaptersPart` gives the tokens of a step the adapters of their requests."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -76,7 +78,33 @@ class AdaptersPart(FalliblePart):
 
     def fix(self, row: int | None) -> None:
         """Let products be of the request of `row` alone, until None."""
-        self._sites.slots.fix(None if row is None else int(self._slot_of_row[row]))
+        self._sites.slots.fix(None if row is None else self.slot_of(row))
+
+    def slot_of(self, row: int) -> int:
+        """Return the slot of the request of `row`; 0 = none."""
+        return int(self._slot_of_row[row])
+
+    def encoding(self, row: int, *, reads_words: bool = False) -> tuple[int, bytes]:
+        """Return slot and key of the adapter of `row` if it changes what an encoder computes, else (0, b"").
+
+        reads_words: an encoder that looks up the model's token embeddings
+        """
+        slot, sites = self.slot_of(row), self._sites
+        is_changed = bool(sites.encoder.slots.reaches[slot])
+        if reads_words:
+            table = sites.at(EMBEDDING).table
+            is_changed |= slot in table.kept or slot in table.wholes
+        return (slot, next(key for key, s in self._in_slots.items() if s == slot)) if is_changed else (0, b"")
+
+    @contextmanager
+    def only(self, slot: int) -> Iterator[None]:
+        """Let all products in here, those of encoders too, be of this slot alone."""
+        both = self._sites.slots, self._sites.encoder.slots
+        for slots in both:
+            slots.fix(slot)
+        yield
+        for slots in both:
+            slots.fix(None)
 
     def equip(self, sites: Sites) -> None:
         """Change the model that these sites are of, as the one before."""
@@ -128,7 +156,8 @@ class AdaptersPart(FalliblePart):
         for name in sorted(adapter.magnitudes):  # the ranks together, whatever order files are read in
             site, magnitude = self._sites.at(name), adapter.magnitudes[name]
             squares = site.row_norms(adapter.changes[name].on(self._sites.slots.device))
-            if site.layout.split_axis == 1 and self._parallel.tp_size > 1:
+            (shard, *_), axis = site.layout.shards, site.layout.split_axis
+            if axis == 1 and shard.size < shard.full:
                 squares = self._parallel.all_reduce(squares)
             squares = squares.to(magnitude.device)
             factors = torch.where(magnitude == 0, 1.0, magnitude / squares.sqrt()).contiguous()

@@ -50,11 +50,11 @@ class EncoderGraphs:
         """Forget all graphs, and give their memory back."""
         self._known.clear()
 
-    def encode(self, items: Sequence[Inputs]) -> list[Tensor]:
-        """See ItemEncoder.encode; the results are the caller's."""
+    def encode(self, items: Sequence[Inputs], *, captures: bool = True) -> list[Tensor]:
+        """See ItemEncoder.encode; the results are the caller's. captures: an adapter's batches are not"""
         encoder, numbers = self._encoder(), sum(each.numel() for item in items for each in item.values())
         is_known = isinstance(encoder, ImageEncoder) and not any("input_features" in item for item in items)
-        if self._capture is None or numbers > _MOST_NUMBERS or not is_known:
+        if not captures or self._capture is None or numbers > _MOST_NUMBERS or not is_known:
             return encoder.encode([_normalised(item, encoder) for item in items])
         key = tuple(tuple(_size(*pair) for pair in sorted(item.items())) for item in items)
         if (batch := self._known.get(key)) is None:

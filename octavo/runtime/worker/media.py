@@ -1,7 +1,7 @@
 """`MediaPart` encodes the images and the like of a step, and puts them in the place of their placeholders."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import SIZES, MediaEncoder
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.transfer import Array, send, to_device
+from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.encoder_graphs import EncoderGraphs
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, token_positions
@@ -35,9 +36,11 @@ class _Placed(NamedTuple):
 class _Span(NamedTuple):
     """The part of an item that a step computes. owner: the request's place in the step; rows: in the batch
 
-    first, last: of its embeddings
+    first, last: of its embeddings; key: of the encoder's output, with adapter's slot
     """
 
+    key: bytes
+    slot: int
     item: MediaItem
     owner: int
     rows: Array
@@ -78,9 +81,9 @@ class MediaPart(StepPart):
         """Some token of the step stands before the end of its request's last item."""
         if encoder().has_patch_positions:
             state.position_offsets = np.zeros(state.spare_row + 1, np.int64)
+        self.adapters: AdaptersPart | None = None
+        """Which requests have adapters that change the encoder."""
         self.cache: LRU[bytes, Tensor] = LRU(max_bytes)
-        self.batches: deque[int] = deque(maxlen=1000)
-        """Numbers of items encoded together, of the last runs."""
         self._num_encoded = 0
         """By the step."""
 
@@ -126,9 +129,9 @@ class MediaPart(StepPart):
             batch.patch_positions = to_device(self._patch_positions(work), self._device)
         if not self._spans:
             return
-        outputs = self._encode({span.item.key: span.item for span in self._spans})
+        outputs = self._encode({span.key: (span.item, span.slot) for span in self._spans})
         rows = to_device(np.concatenate([span.rows for span in self._spans]), self._device)
-        values = torch.cat([outputs[span.item.key][span.first : span.last] for span in self._spans])
+        values = torch.cat([outputs[span.key][span.first : span.last] for span in self._spans])
         size = values.shape[1] // (1 + self._encoder().num_deep_layers)
         batch.give_embeds(GivenEmbeds(rows, values[:, :size]))
         if size < values.shape[1]:
@@ -186,35 +189,42 @@ class MediaPart(StepPart):
 
     def _find_spans(self, work: Work) -> Iterator[_Span]:
         for index in np.flatnonzero(work.computed < self._ends[work.rows]).tolist():
-            computed, end = int(work.computed[index]), int(work.ends[index])
-            for item, places in self._wanted.get(int(work.rows[index]), ()):
+            computed, end, row = int(work.computed[index]), int(work.ends[index]), int(work.rows[index])
+            slot, change = (0, b"") if self.adapters is None else self.adapters.encoding(row)
+            for item, places in self._wanted.get(row, ()):
                 first, last = np.searchsorted(places, (computed, end)).tolist()
                 if first < last:
                     rows = places[first:last] + (int(work.starts[index]) - computed)
-                    yield _Span(item, index, rows, first, last)
+                    yield _Span(item.key + change, slot, item, index, rows, first, last)
 
-    def _encode(self, items: Mapping[bytes, MediaItem | Source]) -> dict[bytes, Tensor]:
-        """Return the outputs of all items, from the cache or one run of the encoder."""
+    def _encode(self, items: Mapping[bytes, tuple[MediaItem | Source, int]]) -> dict[bytes, Tensor]:
+        """Return the outputs of all items, from the cache or a run of the encoder for each slot."""
         outputs = {key: found for key in items if (found := self.cache.get(key)) is not None}
-        missing = [item for key, item in items.items() if key not in outputs]
-        features = [
-            {name: _send_features(name, given, self._device) for name, given in item.features.items()}
-            for item in missing
-        ]
-        encoded = [inputs for inputs in features if EMBEDS not in inputs]
-        made = iter(self._shared(encoded) if encoded else ())
-        if encoded:
-            self.batches.append(len(encoded))
-            self._num_encoded = len(encoded)
-        for item, inputs in zip(missing, features, strict=True):
-            output = inputs[EMBEDS] if EMBEDS in inputs else next(made)
-            outputs[item.key] = output
-            self.cache.put(item.key, output, output.nbytes)
+        missing = {key: given for key, given in items.items() if key not in outputs}
+        for slot in dict.fromkeys(slot for _, slot in missing.values()):
+            with nullcontext() if self.adapters is None else self.adapters.only(slot):
+                own = {key: item for key, (item, its_slot) in missing.items() if its_slot == slot}
+                outputs |= self._encode_alike(own, captures=slot == 0)
         return outputs
 
-    def _shared(self, items: list[dict[str, Tensor]]) -> list[Tensor]:
+    def _encode_alike(self, items: dict[bytes, MediaItem | Source], *, captures: bool) -> dict[bytes, Tensor]:
+        features = [
+            {name: _send_features(name, given, self._device) for name, given in item.features.items()}
+            for item in items.values()
+        ]
+        encoded = [inputs for inputs in features if EMBEDS not in inputs]
+        made = iter(self._shared(encoded, captures=captures) if encoded else ())
+        self._num_encoded += len(encoded)
+        outputs = {}
+        for key, inputs in zip(items, features, strict=True):
+            outputs[key] = output = inputs[EMBEDS] if EMBEDS in inputs else next(made)
+            self.cache.put(key, output, output.nbytes)
+        return outputs
+
+    def _shared(self, items: list[dict[str, Tensor]], *, captures: bool) -> list[Tensor]:
         """Encode every item on one rank, and give the outputs to all."""
-        encode, rank, size = self._graphs.encode, self._ranks.rank, self._ranks.size
+        encode = partial(self._graphs.encode, captures=captures)
+        rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or len(items) < size:
             return encode(items)
         made = encode(items[rank::size])

@@ -4,6 +4,7 @@ For requests that ask for it, it also tells how tokens of the prompt attend to t
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,14 +85,27 @@ class SourcePart(MediaPart):
             batch.wanted = None
         if not self._new:
             return
-        outputs = self._encode({source.key: source for row in self._new if (source := self._wanted[row])})
+        asked = {row: self._asked(row) for row in self._new}
+        outputs = self._encode(dict(asked.values()))
         layers = self._model().cross_layers
-        for row in self._new:
-            output = outputs[self._wanted[row].key]
-            for layer in layers:
-                slots = self._slots(batch.group_of_layer[layer.layer_id], row, len(output))
-                layer.keep(output, batch.kv_caches[layer.layer_id], slots)
+        for row, (key, _) in asked.items():
+            output = outputs[key]
+            with self._only(row):
+                for layer in layers:
+                    slots = self._slots(batch.group_of_layer[layer.layer_id], row, len(output))
+                    layer.keep(output, batch.kv_caches[layer.layer_id], slots)
         self._new.clear()
+
+    def _asked(self, row: int) -> tuple[bytes, tuple[Source, int]]:
+        """Return what `_encode` takes of a row: a key, with the source and the slot of an adapter."""
+        source: Source = self._wanted[row]
+        words = bool(source.token_ids)
+        slot, change = self.adapters.encoding(row, reads_words=words) if self.adapters else (0, b"")
+        return source.key + change, (source, slot)
+
+    def _only(self, row: int) -> AbstractContextManager[None]:
+        """Let products in here be of the row's request."""
+        return self.adapters.only(self.adapters.slot_of(row)) if self.adapters else nullcontext()
 
     def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
         """Keep the queries of requests that want attention; tell it once their prompts are computed."""
@@ -102,20 +116,22 @@ class SourcePart(MediaPart):
             for layer_id, queries in self._queries.items():
                 wanted.queries.setdefault(layer_id, []).append(queries[start:end].clone())
             if int(work.ends[index]) == wanted.num_tokens:
-                outcome.pooled[wanted.request_id] = self._attention(wanted, self._wanted[row])
+                outcome.pooled[wanted.request_id] = self._attention(wanted, row)
 
-    def _attention(self, wanted: _Aligned, source: Source) -> Pooled:
+    def _attention(self, wanted: _Aligned, row: int) -> Pooled:
         """Return the weights of the alignment heads, [heads, T, S] float32."""
         layers, found = self._model().cross_layers, []
-        encoded = self._encode({source.key: source})[source.key]
-        for number, head in self._heads:
-            layer = layers[number]
-            queries = torch.cat(wanted.queries[layer.layer_id]).float()
-            own = head - self._tp.rank * queries.shape[1]
-            if 0 <= own < queries.shape[1]:
-                found.append(layer.weights(queries[:, own], layer.keys(encoded)[:, own].float()))
-            else:
-                found.append(queries.new_zeros(len(queries), len(encoded)))
+        key, given = self._asked(row)
+        encoded = self._encode({key: given})[key]
+        with self._only(row):
+            for number, head in self._heads:
+                layer = layers[number]
+                queries = torch.cat(wanted.queries[layer.layer_id]).float()
+                own = head - self._tp.rank * queries.shape[1]
+                if 0 <= own < queries.shape[1]:
+                    found.append(layer.weights(queries[:, own], layer.keys(encoded)[:, own].float()))
+                else:
+                    found.append(queries.new_zeros(len(queries), len(encoded)))
         told = torch.stack(found)
         weights = (self._tp.all_reduce_by_nccl(told) if self._tp.size > 1 else told).cpu().numpy()
         return Pooled(weights.tobytes(), list(weights.shape))

@@ -157,6 +157,7 @@ class Worker:
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
         adapters: list[StepPart] = [part] if (part := self._make_adapters(num_rows)) else []
+        media = self._make_media(state, part)
         soft = self._soft_prompts = make_soft_prompts(config, self.model, self._platform, self._parallel)
         if soft is not None:
             self._commands["load_soft_prompt"] = soft.pool.load
@@ -165,11 +166,11 @@ class Worker:
         hot = HotExperts(lambda: self.model) if config.parallel.cpu_offload_experts else None
         adapters += filter(None, (soft, hot, self._lockstep))
         if config.pooling is not None:
-            parts: list[StepPart] = [*self._make_media(state), *adapters]
+            parts: list[StepPart] = [*media, *adapters]
             return ModelRunner(make_cache(plan, device), state, PoolHead(config.pooling, state), parts)
         tokens = self._parallel.tokens
         if not tokens.is_last:
-            parts = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
+            parts = [PromptEmbedsPart(device), *media, *adapters]
             return ModelRunner(make_cache(plan, device), state, StageHead(state, tokens), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
@@ -182,7 +183,7 @@ class Worker:
         scores = PromptScores(config.model.logprobs_mode, state)
         if part is not None:
             scores.fix = part.fix
-        parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *adapters]
+        parts = [PromptEmbedsPart(device), *media, scores, *adapters]
         if config.scheduler.speculative_config:
             sampler.rejection = rejection_of(config.scheduler.speculative_config)
             self._drafts = DraftPart(state, sampler)
@@ -194,7 +195,7 @@ class Worker:
         parts += [self._routed] if self._routed else []
         return ModelRunner(cache, state, head, parts)
 
-    def _make_media(self, state: RequestState) -> list[StepPart]:
+    def _make_media(self, state: RequestState, adapters: AdaptersPart | None) -> list[MediaPart]:
         """Return what encodes images and the like, if the model takes some."""
         if self.model.media_encoder is None:
             return []
@@ -203,12 +204,13 @@ class Worker:
         if self.model.cross_layers:
             heads = self._config.checkpoint.generation_config.get("alignment_heads") or []
             self._media = SourcePart(lambda: self.model, state, most, heads, parallel.tp)
-            return [self._media]
-        ranks, is_first = parallel.tp if media.mm_encoder_tp_mode == "data" else ONE, parallel.pp.is_first
-        is_eager = parallel.world.size > 1 or self._config.parallel.enforce_eager
-        capture = None if is_eager else self._platform.graph_capture()
-        place: dict[str, Any] = {"embeds": is_first, "ranks": ranks, "capture": capture}
-        self._media = MediaPart(lambda: self.model.media_encoder, state, most, **place)
+        else:
+            ranks = parallel.tp if media.mm_encoder_tp_mode == "data" else ONE
+            is_eager = parallel.world.size > 1 or self._config.parallel.enforce_eager
+            capture = None if is_eager else self._platform.graph_capture()
+            place: dict[str, Any] = {"embeds": parallel.pp.is_first, "ranks": ranks, "capture": capture}
+            self._media = MediaPart(lambda: self.model.media_encoder, state, most, **place)
+        self._media.adapters = adapters
         return [self._media]
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:
