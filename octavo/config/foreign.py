@@ -167,7 +167,7 @@ _ENGINE_WITHOUT_EFFECT = {
         "structured_outputs_config guided_decoding_backend=guidance"
     ),
     "The model's reasoning_parser says how it marks its reasoning.": "reasoning_config",
-    "Adapters are cut over the ranks as their matrices are; experts take PEFT's, encoders none.": """
+    "Adapters are cut over the ranks as their matrices are; experts and encoders take PEFT's.": """
         fully_sharded_loras? max_lora_cls_labels enable_tower_connector_lora?
         specialize_active_lora? enable_mixed_moe_lora_format? enable_moe_shared_loras?""",
     "Every engine can sleep.": """

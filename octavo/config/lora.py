@@ -151,6 +151,8 @@ class PeftConfig:
     """How the base was changed before training, which counts as part of the adapter: "pissa", "olora"."""
     trained_tokens: Mapping[str, list[int]] = field(default_factory=dict)
     """By module, of which matrices single rows were trained, and those of which tokens."""
+    trains_biases: bool = False
+    """Those of the base, which are saved beside the adapter."""
 
     def rank_of(self, module: str) -> int:
         """Return the rank that training gave to a module."""
@@ -199,7 +201,8 @@ def read_peft(folder: Path) -> PeftConfig:
     if not isinstance(invocation, list | tuple) or any(type(token) is not int for token in invocation):
         raise _wrong(folder, f"alora_invocation_tokens must be token ids, found {invocation!r:.100}")
     rslora, dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
-    if invocation and (dora or saved):
+    biased = config.get("bias", "none") != "none"
+    if invocation and (dora or saved or biased):
         raise _wrong(folder, "an activated adapter (alora_invocation_tokens) is plain LoRA")
     parameters = config.get("target_parameters") or ()
     if not isinstance(parameters, list | tuple) or not all(isinstance(name, str) for name in parameters):
@@ -207,11 +210,11 @@ def read_peft(folder: Path) -> PeftConfig:
     stacked = frozenset(name.rpartition(".")[0].rpartition(".")[2] for name in parameters)
     start = str(config.get("init_lora_weights")).lower()
     residual = start if start in _RESIDUALS else ""
-    if residual and (invocation or dora or saved or stacked):
+    if residual and (invocation or dora or saved or stacked or biased):
         text = f"init_lora_weights={start!r} is for plain LoRA only; convert the adapter"
         raise _wrong(folder, f"{text} (path_initial_model_for_weight_conversion)")
     given = rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation)
-    return PeftConfig(*given, stacked, residual, _trained_tokens(config, folder))
+    return PeftConfig(*given, stacked, residual, _trained_tokens(config, folder), biased)
 
 
 def _trained_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, list[int]]:
@@ -254,8 +257,8 @@ def _refuse_kinds(config: Mapping[str, Any], folder: Path) -> None:
             f"init_lora_weights={start!r} has changed the base by random numbers or by data: save it "
             "with path_initial_model_for_weight_conversion, which makes it plain LoRA."
         )
-    elif config.get("bias", "none") != "none":
-        reason = f"bias={config['bias']!r} trains biases of the base; only bias='none' is supported."
+    elif config.get("bias", "none") not in ("none", "all", "lora_only"):
+        reason = f"bias={config['bias']!r} is not supported: 'none', 'all' and 'lora_only' are."
     if reason:
         raise RequestError(f"{folder / CONFIG}: {reason}", "lora_path")
 

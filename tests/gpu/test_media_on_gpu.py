@@ -40,6 +40,11 @@ def test_captured_encoders_on_gpu(architecture, dtype, tolerance):
     assert (found[0][2] - found[0][3]).abs().max() > 2 * tolerance, "images do not show"
 
 
+def test_adapters_of_encoders_on_gpu(tmp_path):
+    """Beside captured batches of the base's images."""
+    graphs.test_batches_with_adapters_are_no_replays(None, tmp_path)
+
+
 @pytest.mark.parametrize("architecture", audio.FAMILIES)
 def test_sounds_on_gpu(architecture):
     requests = audio.make_requests(architecture)

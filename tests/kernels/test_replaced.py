@@ -45,9 +45,12 @@ def run(tables, kind, dtype, table, x, out, slots, bias):
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 @pytest.mark.parametrize("width", [20, 600])
 def test_products(tables, kind, dtype, width):
-    """Rows of others stay as they are, and company changes no bit."""
+    """Rows of others stay as they are, and company changes no bit; one has a bias of its own."""
     device, own = (DEVICE, dtype) if kind == "triton" else ("cpu", torch.float32)
     table, random = make_table(dtype, width, device)
+    own_bias, nothing = random(width), torch.zeros(1, max(width, 48), dtype=dtype, device=device)
+    change = LowRank(nothing[:, :48].contiguous(), nothing[:, :width].contiguous(), 1, None, own_bias)
+    table.put(4, change, table.wholes[4])
     x, bias, out = (random(*size).to(own) for size in ((150, 64), (width,), (150, width)))
     x, slots = x[:, :48], torch.arange(150, dtype=torch.int32, device=device) * 7 % 6
     for addend in bias, None:
@@ -55,6 +58,7 @@ def test_products(tables, kind, dtype, width):
         wanted = out.double()
         for slot, whole in table.wholes.items():
             product = x[slots == slot].double() @ whole.double().T
+            product += own_bias.double() if slot == 4 else 0.0
             wanted[slots == slot] = product if addend is None else product + addend.double()
         small = 1e-4 if own == torch.float32 else 2e-2
         torch.testing.assert_close(found.double(), wanted, rtol=small, atol=small)

@@ -282,7 +282,12 @@ BAD = {
     "large rank": ({"r": 500}, None, "LoRA rank 500 is greater than max_lora_rank 64"),
     "prompt tuning": ({"peft_type": "PROMPT_TUNING"}, None, "peft_type 'PROMPT_TUNING' is not supported"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, None, "path_initial_model_for_weight_conversion"),
-    "biases": ({"bias": "all"}, None, "bias='all' trains biases"),
+    "biases": ({"bias": "some"}, None, "bias='some' is not supported"),
+    "activated biases": (
+        {"alora_invocation_tokens": [1], "bias": "all"},
+        None,
+        "an activated adapter .* is plain LoRA",
+    ),
     "activated": ({"alora_invocation_tokens": "x"}, None, "must be token ids"),
     "shape": (None, _first(lambda a: a[:, :-1].clone()), r"v_proj.lora_A has shape \[4, 47\].*\[4, 48\]"),
     "nan": (None, _first(lambda a: a * torch.nan), "v_proj.lora_A.weight holds values that are not finite"),
@@ -299,7 +304,12 @@ BAD = {
     "saved bias": (
         {"modules_to_save": ["o_proj"]},
         lambda found: found | {"base_model.model.model.layers.1.self_attn.o_proj.bias": torch.ones(48)},
-        "layers.1.self_attn.o_proj: it has a bias, .* merge the adapter",
+        r"o_proj.bias has shape \[48\]; the model has none",
+    ),
+    "norm's bias": (
+        {"bias": "all"},
+        lambda found: found | {"base_model.model.model.layers.1.input_layernorm.bias": torch.ones(48)},
+        "input_layernorm: .* norms stay the base's",
     ),
     "stranger": (
         None,

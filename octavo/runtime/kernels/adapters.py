@@ -131,7 +131,7 @@ other tokens).
 """
 
 Replace = AddLowRank
-"""Takes the same: outputs of tokens whose slot has a whole matrix become its products, and the bias."""
+"""Takes the same: outputs of tokens whose slot has a whole matrix become its products, bias and own bias."""
 
 ChangeLookup = Callable[[Tensor, Tensor, Tensor, LowRankTable, float], None]
 """Takes ids [T] int64, their embeddings [T, H], changed in place, slots [T] int32, a table and a factor.

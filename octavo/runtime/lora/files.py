@@ -82,11 +82,11 @@ def _by_module(tensors: dict[str, Tensor], config: PeftConfig) -> dict[str, dict
                     found[stem.removesuffix(f".{end}")][kind] = tensor
                 break
         else:
-            module, _, last = stem.rpartition(".")
-            is_saved = module.rpartition(".")[2] in config.modules_to_save
-            if last == "bias" and is_saved:
-                text = "it has a bias, and modules_to_save takes weights alone; merge the adapter, or train"
-                raise RequestError(f"{module}: {text} the module by target_modules.", "lora_path")
+            module, _, last = stem.replace(".base_layer.", ".").rpartition(".")
+            is_saved = not {*module.split(".")}.isdisjoint(config.modules_to_save)
+            if last == "bias" and (is_saved or config.trains_biases):
+                found[module]["own_bias"] = tensor
+                continue
             if last != "weight" or not (is_saved or module.rpartition(".")[2] in ("lm_head", EMBEDDING)):
                 raise RequestError(f"tensor {name} is of no kind that is supported.", "lora_path")
             if is_saved:  # else PEFT saves embeddings beside adapters of embeddings

@@ -36,12 +36,14 @@ class Adapter:
     magnitudes: [N] float32 of DoRA, 0 for outputs without one; they become factors when first used
     replaced:   [rank] rows of this rank's matrix that the change holds anew, -1 for other ranks'; what the
                 base has in them is subtracted when first used
+    biases:     [N] float32 in place of the base's, NaN where that stays; likewise
     """
 
     changes: dict[str, LowRank] = field(default_factory=dict)
     wholes: dict[str, Tensor] = field(default_factory=dict)
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> "Adapter":
         """Return it on `device`, in copies that the host does not wait for."""
@@ -67,7 +69,7 @@ class _Draft:
     initial: dict[str, tuple[str, int, float]] = field(default_factory=dict)
     """By part, where training began with some of the base: how that was found, its rank and scale."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
-    """`bias` and `magnitude`, [N] float32; 0 = none."""
+    """`bias` and `magnitude`, [N] float32, 0 = none; `own_bias`, NaN = none."""
 
 
 class _Source(NamedTuple):
@@ -91,6 +93,7 @@ class _Source(NamedTuple):
             text = "activated adapters and those of GGUF files change layers of the text model only"
             raise RequestError(f"{origin}: {text}.", "lora_path")
         kinds = {"magnitude": "DoRA", "whole": "modules_to_save", "rows": "trainable_token_indices"}
+        kinds |= {"own_bias": "a trained bias"}
         kind = self.config.residual or next((kinds[key] for key in kinds if key in found), "")
         if not self.is_plain and kind:
             raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
@@ -116,6 +119,7 @@ class AdapterReader:
     def read(self, ref: AdapterRef) -> Adapter:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
         adapter, drafts = Adapter(), defaultdict[str, _Draft](_Draft)
+        self.sites.note_biases(self._model)
         for part in ref.parts:
             config, modules = open_part(part)
             has_file = is_gguf(Path(part.path))
@@ -129,12 +133,17 @@ class AdapterReader:
                 site, target = place
                 if "whole" in found:
                     source.check(found, site, name, origin)
-                    adapter.wholes[site.name] = self._whole(found["whole"], site, target, origin)
-                elif "rows" in found:
+                    adapter.wholes[site.name] = self._whole(found.pop("whole"), site, target, origin)
+                if "rows" in found:
                     source.check(found, site, name, origin)
                     self._read_rows(adapter, drafts, found, config.tokens_of(name), place, origin)
-                else:
+                elif found:
                     self._read(drafts[site.name], found, site, target, source, name, origin)
+        self._add_up(adapter, drafts)
+        return adapter if self.sites.is_on_gpu else adapter.pack()
+
+    def _add_up(self, adapter: Adapter, drafts: dict[str, _Draft]) -> None:
+        """Add what the drafts amount to to an adapter. Raises RequestError."""
         for name, draft in drafts.items():
             site = self.sites.at(name)
             if site.method is None:
@@ -146,9 +155,9 @@ class AdapterReader:
                 text = "trainable_token_indices cannot be added to other changes of the same matrix"
                 raise RequestError(f"{name}: {text}; merge the adapter.", "lora_path")
             adapter.changes[name] = self._without(draft.initial, change, site) if draft.initial else change
-            if "magnitude" in draft.vectors:
-                adapter.magnitudes[name] = draft.vectors["magnitude"]
-        return adapter if self.sites.is_on_gpu else adapter.pack()
+            for kind, vectors in ("magnitude", adapter.magnitudes), ("own_bias", adapter.biases):
+                if kind in draft.vectors:
+                    vectors[name] = draft.vectors[kind]
 
     def _read(
         self,
@@ -214,7 +223,7 @@ class AdapterReader:
         if site is None and is_of_encoder and weights.ignores(f"{module}.weight"):
             return None  # a layer behind the last whose outputs are read
         if target is None or site is None:
-            text = "this model has no such matrix that an adapter can change"
+            text = "this model has no such matrix that an adapter can change; norms stay the base's, too"
             raise RequestError(f"{origin}: {text}.", "lora_path")
         return site, target
 
@@ -272,6 +281,9 @@ class AdapterReader:
     def _take(
         self, draft: _Draft, found: dict[str, Tensor], site: Site, target: Target, scale: float, origin: str
     ) -> None:
+        if found.keys() == {"own_bias"}:
+            _, inputs = site.layout.full_shape(site.layout.select(target.shard))
+            found |= {"down": torch.zeros(1, inputs), "up": torch.zeros(len(found["own_bias"]), 1)}
         if not {"down", "up"} <= found.keys():
             raise RequestError(f"{origin} has only one of lora_A and lora_B.", "lora_path")
         down, up, shards = found["down"].float(), found["up"].float(), site.layout.select(target.shard)
@@ -285,28 +297,35 @@ class AdapterReader:
             return
         bias = found.get("bias", zeros).float() * scale
         magnitude = found["magnitude"].float().view(-1) if "magnitude" in found else zeros
-        columns = torch.cat([up * scale, bias[:, None], magnitude[:, None]], 1)
+        own_bias = found.get("own_bias", zeros).float()
+        if "own_bias" in found and (own_bias.shape != zeros.shape or site.name not in self.sites.biases):
+            text = f"has shape {list(own_bias.shape)}; the model has none of that shape"
+            raise RequestError(f"{origin}.bias {text}.", "lora_path")
+        columns = torch.cat([up * scale, own_bias[:, None], bias[:, None], magnitude[:, None]], 1)
         if target.transform is not transpose:
             moved = target.convert(columns, self._arch)
             columns = moved if moved.shape[1] == columns.shape[1] else columns  # type: ignore[assignment]  # rows move
         if site.layout.split_axis == 1:
             ((full_size, start, size),) = (shard[1:] for shard in shards)
             down = down.narrow(1, start, size)
-            columns[:, -2] *= self._rank == 0 or size == full_size  # a bias is added once
+            if self._rank and size < full_size:  # a bias is added once
+                columns[:, -2], columns[:, -3] = 0, torch.nan
         else:
             parts = torch.split(columns, [shard.full for shard in shards])
             kept = zip(shards, parts, strict=True)
             columns = torch.cat([part.narrow(0, shard.start, shard.size) for shard, part in kept])
         names = [shard.name for shard in shards] if target.shard else [""]
         sizes = [shard.size for shard in shards] if target.shard else [len(columns)]
-        for name, part in zip(names, torch.split(columns[:, :-2], sizes), strict=True):
+        for name, part in zip(names, torch.split(columns[:, :-3], sizes), strict=True):
             draft.pairs[name].append((down, part))
         bounds = site.table.kept_bounds
         first = [shard.name for shard in site.layout.shards].index(shards[0].name)
         rows = slice(bounds[first], bounds[first + len(shards)])
-        for kind, column in ("bias", -2), ("magnitude", -1):
+        for kind, column in ("own_bias", -3), ("bias", -2), ("magnitude", -1):
             if kind in found:
-                draft.vectors.setdefault(kind, torch.zeros(bounds[-1]))[rows] += columns[:, column]
+                empty = torch.full((bounds[-1],), torch.nan if kind == "own_bias" else 0.0)
+                vector = draft.vectors.setdefault(kind, empty)[rows]
+                vector.copy_(columns[:, column] + vector.nan_to_num())
 
     def _fitting(
         self, down: Tensor, up: Tensor, site: Site, target: Target, origin: str

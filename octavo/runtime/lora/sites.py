@@ -14,13 +14,14 @@ from math import prod
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.adapters import ENTRY, Group, LowRank, LowRankTable
 from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.quantization.method import LinearMethod, Term
-from octavo.runtime.quantization.parameter import Layout, Parameter
+from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
 from octavo.runtime.quantization.unquantized import DenseLinear
 from octavo.runtime.transfer import Array, to_device
 
@@ -154,6 +155,8 @@ class Sites:
         """dtype, most_rank: of adapters"""
         self.slots, self.kernels, self.dtype, self._most_rank = slots, kernels, dtype, most_rank
         self._by_name: dict[str, Site] = {}
+        self.biases: dict[str, Tensor] = {}
+        """The model's, by name of the site."""
         self.encoder = copy(self)
         """The same sites for an encoder: its products have rows of their own, all of them of one slot."""
         self.encoder.slots = AdapterSlots(slots.num_slots - 1, 0, slots.device, slots.group)
@@ -209,6 +212,12 @@ class Sites:
             if site.method is not None
         )
         return (self.slots.num_slots - 1) * self._most_rank * of_rank * self.dtype.itemsize
+
+    def note_biases(self, model: nn.Module) -> None:
+        """Find the biases of a model that is built."""
+        for name, vector in named_parameters(model).items():
+            if name.endswith(".bias") and isinstance(vector, DenseParameter):
+                self.biases[name.removesuffix(".bias")] = vector.data
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""

@@ -140,7 +140,13 @@ class AdaptersPart(FalliblePart):
         return slot
 
     def _subtract_base(self, adapter: Adapter) -> None:
-        """Make differences of rows that replace the base's, once."""
+        """Make differences of rows and biases that replace the base's, once."""
+        while adapter.biases:
+            name, own = adapter.biases.popitem()
+            change, base = adapter.changes[name], self._sites.biases[name].float().to(own.device)
+            bias = torch.where(own.isnan(), 0.0, own - base)
+            bias = bias if change.bias is None else bias + change.bias
+            adapter.changes[name] = change._replace(bias=self._sites.kept(bias))
         while adapter.replaced:
             name, places = adapter.replaced.popitem()
             change, method, is_own = adapter.changes[name], self._sites.at(name).method, places >= 0

@@ -238,10 +238,11 @@ void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* 
     run(last + 1, busy * width * outputs / parts, columns_of, expand_block);
 }
 
-// y = W x + bias, a piece of a matrix for all groups of tokens, one after the other.
+// y = W x + bias, and that of the slot's change; a piece of a matrix for all groups of tokens, one after the other.
 template <class W>
 void replace(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,
-             const int32_t* slots, const int64_t* wholes, int64_t outputs, const float* bias, int threads) {
+             const int32_t* slots, const int64_t* wholes, const Change* changes, int64_t outputs, const float* bias,
+             int threads) {
     const std::vector<Tokens<int64_t>> groups = grouped(slots, rows, wholes);
     const int64_t count = int64_t(groups.size());
     parallel_for(divide_up(outputs, OUTPUTS) * count, threads, [&](int64_t task) {
@@ -255,8 +256,9 @@ void replace(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, flo
             to[t] = out + tokens.rows[t] * out_stride;
         }
         counted(tokens.count, [&](auto n) { shrink<n>(from, whole, inputs, begin, end, to, whole + begin * inputs); });
-        for (int64_t t = 0; bias && t < tokens.count; t++)
-            for (int64_t n = begin; n < end; n++) to[t][n] += bias[n];
+        for (const float* added : {bias, changes[tokens.change - wholes].bias})
+            for (int64_t t = 0; added && t < tokens.count; t++)
+                for (int64_t n = begin; n < end; n++) to[t][n] += added[n];
     });
 }
 
@@ -291,12 +293,13 @@ extern "C" void octavo_add_low_rank(const float* x, int64_t x_stride, int64_t ro
 }
 OCTAVO_EXPORTED(octavo_add_low_rank)
 
-// wholes: by slot, the address of a matrix [outputs, inputs] in the place of the model's, or 0.
+// wholes: by slot, the address of a matrix [outputs, inputs] in the place of the model's, or 0; changes: by slot, too.
 extern "C" void octavo_replace_products(const float* x, int64_t x_stride, int64_t rows, int64_t inputs, float* out,
                                         int64_t out_stride, const int32_t* slots, const int64_t* wholes,
-                                        int64_t outputs, const float* bias, int is_bf16, int threads) {
+                                        const int64_t* changes, int64_t outputs, const float* bias, int is_bf16,
+                                        int threads) {
     auto kernel = is_bf16 ? replace<uint16_t> : replace<float>;
-    kernel(x, rows, inputs, x_stride, out, out_stride, slots, wholes, outputs, bias, threads);
+    kernel(x, rows, inputs, x_stride, out, out_stride, slots, wholes, (const Change*)changes, outputs, bias, threads);
 }
 OCTAVO_EXPORTED(octavo_replace_products)
 

@@ -260,7 +260,7 @@ class _CompiledKernels:
         self, x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None
     ) -> None:
         assert len(slots) == len(x) and slots.dtype == torch.int32
-        of_rows = slots.data_ptr(), table.whole_entries.data_ptr(), out.shape[1]
+        of_rows = slots.data_ptr(), table.whole_entries.data_ptr(), table.entries.data_ptr(), out.shape[1]
         end = address_of(bias), table.dtype == torch.bfloat16, self._threads
         address, stride = rows_of(x)
         self._library.octavo_replace_products(address, stride, *x.shape, *rows_of(out), *of_rows, *end)

@@ -32,8 +32,10 @@ def replace(x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Te
     """See adapters.Replace."""
     for slot, whole in table.wholes.items():
         (tokens,) = (slots == slot).nonzero(as_tuple=True)
-        product = x[tokens].float() @ whole.float().T
-        out[tokens] = (product if bias is None else product + bias.float()).to(out.dtype)
+        product, change = x[tokens].float() @ whole.float().T, table.kept.get(slot)
+        product = product if bias is None else product + bias.float()
+        own = change.bias if change else None
+        out[tokens] = (product if own is None else product + own).to(out.dtype)
 
 
 def change_lookup(ids: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, scale: float) -> None:

@@ -20,13 +20,14 @@ _TILE_LOOKUP = 256
 # fmt: off
 @triton.jit
 def _replace_kernel(
-    x, out, groups, wholes, bias, x_stride, out_stride, inputs, outputs, tiles,
-    W: tl.constexpr, DOT: tl.constexpr, BIASED: tl.constexpr, TILE: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr,
+    x, out, groups, wholes, entries, bias, x_stride, out_stride, inputs, outputs, tiles,
+    W: tl.constexpr, DOT: tl.constexpr, BIASED: tl.constexpr, ENTRY: tl.constexpr, TILE: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):
     """Multiply one group's tokens with some rows of a whole matrix, if they have one."""
     place = groups + tl.program_id(0) // tiles * (TILE + 1)
-    whole = tl.load(wholes + tl.maximum(tl.load(place), 0))
+    slot = tl.maximum(tl.load(place), 0)
+    whole = tl.load(wholes + slot)
     if whole != 0:
         token = tl.load(place + 1 + tl.arange(0, TILE))
         n = tl.program_id(0) % tiles * TILE_N + tl.arange(0, TILE_N)
@@ -35,6 +36,9 @@ def _replace_kernel(
         total = shrink(x + row * x_stride, there, rows, inside[:, None], 0, inputs, DOT, TILE, TILE_N, TILE_K)
         if BIASED:
             total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+        own = tl.load(entries + slot * ENTRY + 5)
+        if own != 0:
+            total += tl.load(own.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=0.0)[None, :]
         target = out + row * out_stride + n[None, :]
         tl.store(target, total.to(out.dtype.element_ty), mask=there & inside[None, :])
 
@@ -71,9 +75,9 @@ def replace(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: T
     if not len(groups):
         return
     dot = x.dtype if x.dtype == table.dtype else torch.float32
-    tensors = x, out, groups, table.whole_entries, out if bias is None else bias
+    tensors = x, out, groups, table.whole_entries, table.entries, out if bias is None else bias
     sizes = x.stride(0), out.stride(0), x.shape[1], out.shape[1], tiles
-    types = {"W": TYPES[table.dtype], "DOT": TYPES[dot], "BIASED": bias is not None}
+    types = {"W": TYPES[table.dtype], "DOT": TYPES[dot], "BIASED": bias is not None, "ENTRY": ENTRY}
     tile = {"TILE": GROUP, "TILE_N": _TILE_WHOLE, "TILE_K": 32 if dot == torch.float32 else 128}
     _replace_kernel[(len(groups) * tiles,)](*tensors, *sizes, **types, **tile)
 
