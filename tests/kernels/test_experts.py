@@ -79,6 +79,32 @@ def test_company_changes_no_bit(fast: KernelTable, kind: str) -> None:
         assert torch.equal(compute(rows), whole[rows])
 
 
+@pytest.mark.parametrize("tokens", [2, 17, 64, 257, 600])
+@pytest.mark.parametrize("inner", [32, 96, 40])
+def test_tiles_where_weights_lie(fast: KernelTable, tokens: int, inner: int) -> None:
+    """With gates and values in one stack, as files have them, experts give the bits that they give apart.
+
+    40: no whole part. Half of the tokens go to one expert, which is more than are multiplied at once.
+    """
+    torch.manual_seed(3)
+    both, downs = (torch.randn(5, n, k).bfloat16() for n, k in ((2 * inner, SIZE), (SIZE, inner)))
+    gates, ups, downs = (part.view(torch.uint8) for part in (*both.chunk(2, 1), downs))
+    joined = Stacks(*(Packed(part, "BF16", "bfloat16") for part in (gates, ups, downs)))
+    apart = joined._replace(gate=joined.gate._replace(blocks=gates.clone()))
+    ids = torch.rand(tokens, 5).argsort(1)[:, :2].int()
+    ids[::2] = torch.tensor([4, 1])
+    x, routing = torch.randn(tokens, SIZE), Routing(ids.contiguous(), torch.rand(tokens, 2))
+    made = fast.experts.block_experts(x, routing, joined, ExpertForm(), None)
+    assert torch.equal(made, fast.experts.block_experts(x, routing, apart, ExpertForm(), None))
+    for row in (0, tokens - 1):
+        alone = Routing(routing.ids[[row]], routing.weights[[row]])
+        assert torch.equal(
+            made[row], fast.experts.block_experts(x[[row]], alone, joined, ExpertForm(), None)[0]
+        )
+    exact = REF.experts.block_experts(x, routing, joined, ExpertForm(), None)
+    assert (made - exact).norm() < 0.02 * exact.norm()
+
+
 def test_a_row_without_numbers_harms_no_other(fast: KernelTable) -> None:
     torch.manual_seed(2)
     x, matrices, logits = torch.randn(6, SIZE), _matrices(8), torch.randn(6, 8)

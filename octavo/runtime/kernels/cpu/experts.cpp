@@ -21,6 +21,8 @@ void octavo_matmul_bf16(const float*, int64_t, int64_t, int64_t, const uint8_t*,
                         float*, int64_t, int);
 void octavo_matmul_integers(const float*, int64_t, int64_t, int64_t, const uint8_t*, int64_t, int64_t, int,
                             const float*, float*, int64_t, int, int);
+void octavo_expert_bf16(const float*, int64_t, int64_t, int64_t, const uint8_t*, int64_t, int64_t, int, const uint8_t*,
+                        int64_t, const int32_t*, int64_t, const float*, float*, int);
 void octavo_activation(const float*, int64_t, int64_t, int, int, float*, int);
 void octavo_add_low_rank(const float*, int64_t, int64_t, int64_t, float*, int64_t, const int32_t*, const int64_t*,
                          const int32_t*, int64_t, const float*, int, int);
@@ -141,6 +143,15 @@ struct Experts {
         return gate.w + gate.n * gate.row_bytes == up.w && gate.type == up.type && gate.stride == up.stride;
     }
 
+#if defined(OCTAVO_TILES)
+    // Weights in bf16 (type 30) lie as rows of tiles, and between the products is nothing but a gate.
+    bool is_in_place() const {
+        const bool is_bf16 = gate.way == BFLOAT16 && gate.type == 30 && down.type == 30 && octavo_bf16_products();
+        const bool is_bare = !up_bias && !down_bias && limit <= 0 && !changes.slots && !weighs_inputs;
+        return is_bf16 && is_bare && is_joined() && size % 32 == 0 && up.n % 32 == 0;
+    }
+#endif
+
     // See ExpertForm.limit.
     void clamp_and_activate(const float* both, int64_t m, int64_t inner, float* out) const {
         auto act = [&](auto gate, auto value) { return gate * sigmoid(gate * alpha) * (value + 1.0f); };
@@ -163,6 +174,11 @@ struct Experts {
     // One expert's output for the tokens of these entries of the routing.
     void compute(int64_t expert, const int32_t* entries, int64_t m, float* space) const {
         const int64_t inner = up.n;
+#if defined(OCTAVO_TILES)
+        if (m > 1 && is_in_place())
+            return octavo_expert_bf16(x, x_stride, m, size, gate.of(expert), inner, gate.row_bytes, activation,
+                                      down.of(expert), down.row_bytes, entries, top_k, weights, y, threads);
+#endif
         float *rows = space, *both = rows + m * size, *between = both + m * 2 * inner, *out = rows;
         const bool is_alone = m == 1 && !weighs_inputs;
         if (!is_alone)

@@ -1,4 +1,4 @@
-// GEMV, for up to 64 rows of x over W: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
+// GEMV, for up to 64 rows of x over W, or 256 where W lies as rows of tiles: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
 //
 // Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
 // pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.
@@ -154,7 +154,7 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
     else if (!is_alone)
         unrolled<2 * COUNT>([&](auto sum) { tile_load<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
     const int64_t row = t * job.x.width;
-    const int64_t rows = is_last && !job.gate && !job.greedy ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
+    const int64_t rows = is_last && job.y && !job.gate ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
     Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
     const uint16_t* x = job.x.tile(t, first);
     const int64_t size = job.x.width * PART, stored = job.x.stored;
@@ -183,7 +183,7 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
 template <class Weights>
 void gemv(const Matmul& job, int64_t begin, int64_t end) {
     const int64_t parts = job.x.parts, tiles = job.x.num_tiles;
-    alignas(64) Sums waiting[2 * MOST_GEMV_ROWS / TILE_ROWS];
+    alignas(64) Sums waiting[2 * MOST_IN_PLACE_ROWS / TILE_ROWS];
     Weights weights{job, begin, end, divide_up(tiles, 2)};
     for (int64_t column = begin; column < end; column += job.panel_columns())
         for (int64_t first = 0; first < parts; first += weights.parts) {

@@ -59,10 +59,8 @@ TileShapes shapes_for(const Rounded& x) {
     return shapes;
 }
 
-// found: becomes what each task has seen, in the order of outputs, and y is not written.
-void gemv(const Matmul& job, const float* x, int64_t x_stride, int threads,
-                  std::vector<Greedy>* found = nullptr) {
-    job.x.round_all(x, x_stride, threads);
+// x is rounded. found: becomes what each task has seen, in the order of outputs, and y is not written.
+void gemv(const Matmul& job, int threads, std::vector<Greedy>* found = nullptr) {
     const TileShapes shapes = shapes_for(job.x);
     const auto multiply_range = job.in_place ? gemv<InPlace> : gemv<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
@@ -88,7 +86,8 @@ void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Pack
     Matmul job = weights.job(rounded, bias, y, y_stride, gate);
     job.activate = activate;
     if (is_gemm) return gemm(job, x, x_stride, shapes_for(rounded), threads);
-    gemv(job, x, x_stride, threads);
+    rounded.round_all(x, x_stride, threads);
+    gemv(job, threads);
 }
 
 Gate gate_of(int kind) {
@@ -125,7 +124,8 @@ extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, 
     const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k, weights.terms), OF_CALL), weights.terms};
     std::vector<Greedy> found;
     const Matmul job = weights.job(rounded, nullptr, nullptr, 0, nullptr);
-    gemv(job, x, x_stride, threads, &found);
+    rounded.round_all(x, x_stride, threads);
+    gemv(job, threads, &found);
     for (int64_t row = 0; row < m; row++) {
         Choice best;
         for (const Greedy& each : found) best.add(each.of_row(row, rounded.width));
@@ -154,6 +154,32 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
     feed_forward(first, second, x, x_stride, shapes_for(all), threads);
 }
 OCTAVO_EXPORTED(octavo_feed_forward_bf16)
+
+// Of an expert with weights in bf16, whole parts and panels: octavo_gated_matmul_bf16 with `up`, whose outputs are
+// `inner`, times `down`. Row i of m > 1 is row entries[i] / top_k of x, and is added to that of y, times
+// weights[entries[i]]. Rows are turned instead of weights, which many small experts lay out more often than it pays.
+extern "C" void octavo_expert_bf16(const float* x, int64_t x_stride, int64_t m, int64_t k, const uint8_t* up,
+                                   int64_t inner, int64_t up_bytes, int kind, const uint8_t* down,
+                                   int64_t down_bytes, const int32_t* entries, int64_t top_k, const float* weights,
+                                   float* y, int threads) {
+    constexpr int BF16_TYPE = 30;
+    const int64_t each = divide_up(m, divide_up(m, MOST_IN_PLACE_ROWS));
+    const size_t before = Rounded::floats(each, k);
+    float* space = scratch(before + Rounded::floats(each, inner), OF_CALL);
+    for (int64_t first = 0; first < m; first += each, entries += each) {
+        const int64_t rows = std::min(each, m - first);
+        Rounded some{rows, k, false, space};
+        const Rounded between{rows, inner, false, space + before};
+        some.entries = entries, some.top_k = top_k;
+        const Scatter scatter{entries, top_k, weights, y, k};
+        Matmul gated = Packed{up, inner, up_bytes, BF16_TYPE}.job(some, nullptr, nullptr, 0, gate_of(kind));
+        Matmul last = Packed{down, k, down_bytes, BF16_TYPE}.job(between, nullptr, nullptr, 0, nullptr);
+        gated.inner = &between, last.scatter = &scatter;
+        some.round_all(x, x_stride, threads);
+        gemv(gated, threads);
+        gemv(last, threads);
+    }
+}
 
 #elif defined(OCTAVO_DOTS)
 

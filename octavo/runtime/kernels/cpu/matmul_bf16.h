@@ -9,7 +9,8 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t MOST_GEMV_ROWS = 64;  // rows of x that are turned, instead of weights
+constexpr int64_t MOST_GEMV_ROWS = 64;       // rows of x that are turned, instead of weights
+constexpr int64_t MOST_IN_PLACE_ROWS = 256;  // the same of experts, whose weights lie as rows of tiles
 
 // x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
 // which are one column wide.
@@ -23,6 +24,8 @@ struct Rounded {
     float* data;
     int64_t terms = 1;
     int64_t stored = std::min<int64_t>(terms, 2) * divide_up(k, PART), parts = terms * divide_up(k, PART);
+    const int32_t* entries = nullptr;  // row i of x is row entries[i] / top_k of what is given
+    int64_t top_k = 1;
     int64_t width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
 
     static size_t floats(int64_t m, int64_t k, int64_t terms = 1) {
@@ -54,13 +57,15 @@ struct Rounded {
                 if (terms == 3 && i % 3 == 2) continue;
                 uint16_t* to = tile(t, i) + r * PART;
                 if (width * t + r < m)
-                    round_part(x + (width * t + r) * x_stride, i, to);
+                    round_part(x + place(width * t + r) * x_stride, i, to);
                 else
                     std::fill_n(to, PART, uint16_t(0));
             }
         for (int64_t i = first; i < first + count && width > 1 && !many; i++)
             if (!(terms == 3 && i % 3 == 2)) turn(reinterpret_cast<float*>(tile(t, i)));
     }
+
+    int64_t place(int64_t row) const { return entries ? entries[row] / top_k : row; }
 
     void round_part(const float* x, int64_t i, uint16_t* to) const {
         const int64_t first = i / terms * PART;
@@ -87,6 +92,22 @@ using Activate = floats (*)(floats);
 
 struct Greedy;
 
+// Adds rows, each times a weight, to rows of y, of which no two share one: see Rounded::entries.
+struct Scatter {
+    const int32_t* entries;
+    int64_t top_k;
+    const float* weights;
+    float* y;
+    int64_t y_stride;
+
+    void add(int64_t row, int64_t column, const float* sums) const {
+        const int32_t entry = entries[row];
+        float* to = y + entry / top_k * y_stride + column;
+        const vf factor = set1(weights[entry]);
+        for (int c = 0; c < 16; c += VL) store(to + c, load(to + c) + load(sums + c) * factor);
+    }
+};
+
 // With a gate, W is n rows of gates and n of values.
 struct Matmul {
     const Rounded& x;
@@ -102,6 +123,7 @@ struct Matmul {
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
     Greedy* greedy = nullptr;   // who sees outputs instead of y
     Activate activate = nullptr;
+    const Scatter* scatter = nullptr;  // who gets outputs, sixteen at a time, instead of y
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {
@@ -151,7 +173,11 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     alignas(64) float tile[TILE_ROWS][16];
     tile_store<T>(tile, 4 * job.x.width);
     if (job.x.width > 1 && !job.x.many) turn(tile[0]);
-    for (int64_t r = 0; r < rows; r++) write_row(job, row + r, column, tile[r]);
+    for (int64_t r = 0; r < rows; r++)
+        if (job.scatter)
+            job.scatter->add(row + r, column, tile[r]);
+        else
+            write_row(job, row + r, column, tile[r]);
 }
 
 template <class Act>
@@ -200,8 +226,20 @@ inline void write_gated(const Matmul& job, int64_t row, int64_t rows, int64_t co
         store_half(job.inner->tile(r / 16, column / PART) + r % 16 * PART + column % PART, out + (r - row) * 16);
 }
 
+// The same where the rows of the next product are few, too, and turned: neighbouring outputs become pairs of k.
+inline void pair_gated(const Matmul& job, int64_t row, int64_t column, const float* gates, const float* values) {
+    alignas(64) Sums out;
+    alignas(64) uint16_t rows[TILE_ROWS][16];
+    job.gate(gates, values, TILE_ROWS, 16, out, 16);
+    for (int r = 0; r < TILE_ROWS; r++) store_half(rows[r], out + 16 * r);
+    uint16_t* to = job.inner->tile(row / 16, column / PART) + column % PART * 16;
+    for (int r = 0; r < TILE_ROWS; r += 2, to += PART)
+        for (int c = 0; c < 16; c++) to[2 * c] = rows[r][c], to[2 * c + 1] = rows[r + 1][c];
+}
+
 // From tiles of few rows. Both are turned where they are.
 inline void write_gated(const Matmul& job, int64_t row, int64_t column, float* gates, float* values) {
+    if (job.inner) return pair_gated(job, row, column, gates, values);
     if (job.x.width > 1) turn(gates), turn(values);
     write_gated(job, row, std::min(job.x.width, job.x.m - row), column, gates, values);
 }
