@@ -1,6 +1,7 @@
 """Random weights serve measurements: uniform in ±0.001, made on the device, the same however many ranks.
 
-What packed checkpoints store is random bytes; scales in bytes, which are powers of two, are all alike.
+What packed checkpoints store is random bytes; scales in bytes, which are powers of two, are all alike. Others
+are in bfloat16 and around 2^-10, as in checkpoints: float16 holds them.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,10 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
 
 def _stored(name: str, outline: Tensor) -> Tensor:
     if outline.dtype.is_floating_point and outline.element_size() > 1:
-        return random_tensor(0, name, tuple(outline.shape), "cpu").to(outline.dtype)
+        made = random_tensor(0, name, tuple(outline.shape), "cpu")
+        if "scale" in name:
+            made = (made.abs() + _BOUND).bfloat16()
+        return made.to(outline.dtype)
     made = torch.empty(outline.shape, dtype=outline.dtype)
     made.view(torch.uint8).fill_(_SCALE) if "scale" in name else made.view(torch.uint8).random_(0, 256)
     return made

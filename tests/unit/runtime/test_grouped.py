@@ -26,3 +26,12 @@ def test_a_byte_that_its_zero_point_moves_out_of_range_is_refused(code, zero):
 def test_bytes_about_the_middle_are_kept(code, value):
     blocks, _ = pack(of_bytes(code, 128))
     assert blocks.data[0, -32:].view(torch.int8).tolist() == [value] * 32
+
+
+@pytest.mark.parametrize(("dead", "kind"), [(1e-7, "U4_32"), (1e-5, "U4_32"), (1e-3, "S8_32")])
+def test_a_dead_group_costs_no_memory(dead, kind):
+    """Its scale loses digits, which weights beside it hide; not so those of a group that counts."""
+    scales = torch.tensor([[2**-7, dead]])
+    codes = torch.arange(64, dtype=torch.uint8).view(1, 64) % 16
+    blocks, _ = pack(Grouped("U4", codes, scales, None, torch.arange(64) // 32))
+    assert blocks.type.name == kind
