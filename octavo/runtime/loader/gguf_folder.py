@@ -89,7 +89,7 @@ def _differing(arch: Arch, again: Arch) -> str:
 
 def _sizes(arch: Arch) -> dict[str, Any]:
     """Return the metadata that configs have under several names, or leave out."""
-    body, last, windows = arch.layers[0].attention, arch.layers[-1].feed_forward, {0}
+    body, last = arch.layers[0].attention, arch.layers[-1].feed_forward
     made: dict[str, Any] = {"attention.layer_norm_rms_epsilon": float(arch.norm.eps)}
     if isinstance(body, LatentArch):
         made |= {"attention.key_length": body.plain_size + body.rope_size}
@@ -97,7 +97,7 @@ def _sizes(arch: Arch) -> dict[str, Any]:
     elif isinstance(body, HeadsArch):
         made |= {f"attention.{kind}_length": body.head_dim for kind in ("key", "value")}
         made |= {"attention.head_count_kv": body.num_kv_heads}
-    if window := max(windows | {layer.sliding_window for layer in arch.layers}):
+    if window := max(layer.sliding_window for layer in arch.layers):
         made["attention.sliding_window"] = window
     if isinstance(last, ExpertsArch):
         router = last.router

@@ -102,9 +102,11 @@ class AdaptersPart(FalliblePart):
         both = self._sites.slots, self._sites.encoder.slots
         for slots in both:
             slots.fix(slot)
-        yield
-        for slots in both:
-            slots.fix(None)
+        try:
+            yield
+        finally:
+            for slots in both:
+                slots.fix(None)
 
     def equip(self, sites: Sites) -> None:
         """Change the model that these sites are of, as the one before."""
