@@ -105,6 +105,18 @@ def test_outputs_are_shared_where_the_encoder_is_the_same(tmp_path, monkeypatch)
     assert media.differences(LLAVA, [request], outputs[:1], made["everywhere"][1])[0] > SHOWS
 
 
+def test_activated_adapters_are_refused(tmp_path):
+    """They change tokens from one on; an encoder has none. Requests beside are right."""
+    kinds = {"encoder": {"alora_invocation_tokens": [5]}, "text": {}}
+    made = adapt(media.oracle_of(LLAVA)[0], tmp_path, kinds)
+    llm, [request] = media.make_llm(LLAVA, enable_lora=True), media.make_requests(LLAVA, (1,))
+    request["prompt_token_ids"] += [5, 6]
+    loras = [made[kind][0] for kind in kinds]
+    refused, output = llm.generate([request] * 2, media.PARAMS, lora_request=loras, use_tqdm=False)
+    assert "change layers of the text model only" in refused.outputs[0].error
+    assert media.differences(LLAVA, [request], [output], made["text"][1])[0] <= TOLERANCE
+
+
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("architecture", audio.FAMILIES)
 def test_sounds(architecture, tmp_path, monkeypatch):
