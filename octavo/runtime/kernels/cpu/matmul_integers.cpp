@@ -240,9 +240,7 @@ void multiply(const Matmul<X>& job, int threads) {
 template <class X>
 void quantize_rows(const float* x, int64_t m, int64_t k, int64_t x_stride, QuantizedPart<X>* out, int threads) {
     const int64_t parts = k / PART;
-    for_rows(m, k, threads, [&](int64_t row) {
-        for (int64_t i = 0; i < parts; i++) quantize_part(x + row * x_stride + i * PART, out[row * parts + i]);
-    });
+    for_rows(m, k, threads, [&](int64_t row) { quantize_row(x + row * x_stride, parts, out + row * parts); });
 }
 
 template <class X>

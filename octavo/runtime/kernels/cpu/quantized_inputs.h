@@ -1,6 +1,8 @@
 // Rows of x as integers, 32 values to a scale: in one byte, as llama.cpp does, or in two, which loses next to
 // nothing. Two bytes cost AVX2 twice the products, but those go straight to sums of 32 bits.
 #pragma once
+#include <algorithm>
+
 #include "blocks.h"
 
 namespace octavo {
@@ -35,23 +37,66 @@ struct QuantizedPart {
 };
 
 #if defined(OCTAVO_AVX512)
-inline void narrow(const vi (&whole)[VECTORS], int8_t* out) {
-    for (int j = 0; j < VECTORS; j++)
-        _mm_storeu_si128((__m128i*)(out + j * VL), _mm512_cvtsepi32_epi8((__m512i)whole[j]));
+// Quarter p of the result is a[p]'s four, added up or what else `both` does.
+template <class Both>
+inline vi quarters(const vi (&a)[4], Both&& both) {
+    auto halves = [&](vi b, vi c) {
+        return both((vi)_mm512_shuffle_i32x4((__m512i)b, (__m512i)c, 0x88),
+                    (vi)_mm512_shuffle_i32x4((__m512i)b, (__m512i)c, 0xDD));
+    };
+    return halves(halves(a[0], a[1]), halves(a[2], a[3]));
 }
 
-inline void narrow(const vi (&whole)[VECTORS], int16_t* out) {
+template <int ORDER>
+inline vi in_quarters(vi a) {
+    return (vi)_mm512_shuffle_epi32((__m512i)a, _MM_PERM_ENUM(ORDER));
+}
+
+// Numbers of a part, of both vectors four in turn, to their places.
+inline void write_packed(__m512i q, int16_t* out) {
     typedef int16_t i16x32 __attribute__((vector_size(64)));
-    const i16x32 even_first = {0, 2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
-                               1, 3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-    const u8x32 low = (u8x32)_mm512_cvtsepi32_epi16((__m512i)whole[0]);
-    const u8x32 high = (u8x32)_mm512_cvtsepi32_epi16((__m512i)whole[1]);
-    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16((__m512i)even_first, both));
+    const i16x32 even_first = {0, 2, 8, 10, 16, 18, 24, 26, 4, 6, 12, 14, 20, 22, 28, 30,
+                               1, 3, 9, 11, 17, 19, 25, 27, 5, 7, 13, 15, 21, 23, 29, 31};
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16((__m512i)even_first, q));
+}
+inline void write_packed(__m512i q, int8_t* out) {
+    const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    _mm256_storeu_si256((__m256i*)out, _mm512_cvtsepi16_epi8(_mm512_permutexvar_epi64(in_order, q)));
 }
 
-inline void add_halves(const vi (&whole)[VECTORS], int32_t (&sums)[2]) {
-    for (int j = 0; j < 2; j++) sums[j] = _mm512_reduce_add_epi32((__m512i)whole[j]);
+// Four parts at a time, the last one again where they end: what is one number for each is made for four at once.
+template <class X>
+void quantize_row(const float* x, int64_t parts, QuantizedPart<X>* out) {
+    for (int64_t i = 0; i < parts; i += 4) {
+        int64_t at[4];
+        vi top[4], sums[4];
+        for (int p = 0; p < 4; p++) {
+            at[p] = std::min(i + p, parts - 1);
+            auto amount = [&](int j) {
+                return _mm512_and_si512((__m512i)load(x + at[p] * PART + j * VL), _mm512_set1_epi32(0x7FFFFFFF));
+            };
+            top[p] = (vi)_mm512_max_epi32(amount(0), amount(1));  // what is no number is above all that are
+        }
+        auto larger = [](vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); };
+        vi all = quarters(top, larger);
+        all = larger(all, in_quarters<0x4E>(all));
+        const vf highest = (vf)larger(all, in_quarters<0xB1>(all));
+        const vf inverse = highest > 1e-30f ? float(X::TOP) / highest : vf{};
+        for (int p = 0; p < 4; p++) {
+            const vf factor = (vf)_mm512_permutexvar_ps(_mm512_set1_epi32(4 * p), inverse);
+            auto whole = [&](int j) { return (__m512i)to_int(load(x + at[p] * PART + j * VL) * factor); };
+            const __m512i q = _mm512_packs_epi32(whole(0), whole(1));
+            write_packed(q, out[at[p]].q);
+            sums[p] = (vi)_mm512_madd_epi16(q, _mm512_set1_epi16(1));
+        }
+        vi halves = quarters(sums, [](vi a, vi b) { return a + b; });  // in each two of the first half, two of the second
+        halves += in_quarters<0xB1>(halves);
+        const vf scale = highest / float(X::TOP) + highest * 0.0f;  // no number if one of x is none or infinite
+        const vf sum = scale * _mm512_cvtepi32_ps((__m512i)(halves + in_quarters<0x4E>(halves)));
+        __m512 rest = _mm512_mask_mov_ps((vf)in_quarters<0x80>(halves), 0x1111, scale);
+        rest = _mm512_mask_mov_ps(rest, 0x2222, sum);
+        unrolled<4>([&](auto p) { _mm_storeu_ps(&out[at[p]].scale, _mm512_extractf32x4_ps(rest, p)); });
+    }
 }
 #else
 inline void narrow(const int32_t (&whole)[PART], int8_t* out) {
@@ -95,7 +140,6 @@ inline void add_halves(const int32_t (&whole)[PART], int32_t (&sums)[2]) {
     for (int j = 16; j < PART; j++) second += uint32_t(whole[j]);
     sums[0] = int32_t(first), sums[1] = int32_t(second);
 }
-#endif
 
 template <class X>
 void quantize_part(const float* x, QuantizedPart<X>& out) {
@@ -106,16 +150,11 @@ void quantize_part(const float* x, QuantizedPart<X>& out) {
         poison = poison + v * 0.0f;  // not-a-number if one of x is that or infinite
     }
     float highest = largest(top), inverse = highest > 1e-30f ? float(X::TOP) / highest : 0.0f;
-#if defined(OCTAVO_AVX512)
-    vi whole[VECTORS];
-    for (int j = 0; j < VECTORS; j++) whole[j] = to_int(load(x + j * VL) * inverse);
-#else
     int32_t whole[PART];
     for (int j = 0; j < VECTORS; j++) {
         vi rounded = to_int(load(x + j * VL) * inverse);
         std::memcpy(whole + j * VL, &rounded, sizeof rounded);
     }
-#endif
     narrow(whole, out.q);
     add_halves(whole, out.half_sums);  // which may wrap around where x is no number
 #if defined(OCTAVO_NEON)
@@ -127,5 +166,11 @@ void quantize_part(const float* x, QuantizedPart<X>& out) {
     out.scale = highest / float(X::TOP) + sum(poison);
     out.sum = out.scale * float(int32_t(uint32_t(out.half_sums[0]) + uint32_t(out.half_sums[1])));
 }
+
+template <class X>
+void quantize_row(const float* x, int64_t parts, QuantizedPart<X>* out) {
+    for (int64_t i = 0; i < parts; i++) quantize_part(x + i * PART, out[i]);
+}
+#endif
 
 }  // namespace octavo
