@@ -15,7 +15,9 @@
 namespace octavo {
 namespace {
 
-constexpr int MOST_ROWS = 128, MOST_ROWS_OF_TILES = 256;  // of a piece: they share the keys of a tile
+// Of a piece, whose rows share the keys of a tile: more where that leaves every thread several pieces. Not where both
+// sides are seen: which kernel sees a row, and with that its bits, must depend on its request alone.
+constexpr int MOST_ROWS = 128, MOST_ROWS_OF_MANY = 192, MOST_ROWS_OF_TILES = 256;
 constexpr int TASKS_PER_THREAD = 4;  // no task shall be longer than a thread's share by so much
 
 void copy(const State& from, const State& to, int64_t rows, int64_t width) {
@@ -232,7 +234,9 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out,    bool(causal), sinks};
     bool tiles = bfloat16 && fits_tiles(job);
-    Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
+    const bool many = causal && cu_q_lens[num_requests] * num_heads >= MOST_ROWS_OF_MANY * TASKS_PER_THREAD * threads;
+    const int most = tiles ? MOST_ROWS_OF_TILES : many ? MOST_ROWS_OF_MANY : MOST_ROWS;
+    Batch batch(job, cut(job, num_requests, most, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }
 OCTAVO_EXPORTED(octavo_attention)

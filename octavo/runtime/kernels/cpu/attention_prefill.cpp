@@ -12,10 +12,10 @@ constexpr int PANEL = VECTORS * VL;         // keys that stand together, turned
 // Work space. q: groups of ROWS rows, [width, ROWS] each. keys: panels of PANEL keys (the last may be
 // narrower), [width, keys] each. In both, component d stands at order(d).
 struct Space {
-    float *q, *keys, *values, *scores, *decay, *rough;
+    float *q, *keys, *values, *scores, *decay, *now, *rough;
 
     static int64_t floats(int64_t rows, int64_t width) {
-        return rows * (width + TILE + 1) + 3 * TILE * width;
+        return rows * (width + TILE + 2) + 3 * TILE * width;
     }
     Space(float* space, int64_t rows, int64_t width)
         : q(space),
@@ -23,7 +23,8 @@ struct Space {
           values(keys + TILE * width),
           scores(values + TILE * width),
           decay(scores + rows * TILE),
-          rough(decay + rows) {}
+          now(decay + rows),
+          rough(now + rows) {}
 };
 
 // Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane. Not so, but
@@ -135,30 +136,73 @@ void for_vectors(int64_t columns, Body&& body) {
 
 bool sees_all(Range seen) { return seen.begin == 0 && seen.end == TILE; }
 
-// As `weigh`, to the bit, for ROWS rows that see all of a tile: no masks, and while one row's maximum or sum is
-// taken across lanes others go on.
+// What four vectors have each across its lanes: the largest, or the sum in the order of `sum`.
+#if defined(OCTAVO_AVX512)
+template <class Both>
+inline __m128 across(const vf (&a)[ROWS], Both&& both) {
+    auto halves = [&](vf b, vf c) { return both(_mm512_shuffle_f32x4(b, c, 0x44), _mm512_shuffle_f32x4(b, c, 0xEE)); };
+    const vf low = halves(a[0], a[1]), high = halves(a[2], a[3]);
+    vf four = both(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+    four = both(four, _mm512_permute_ps(four, 0x4E));
+    four = both(four, _mm512_permute_ps(four, 0xB1));
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr4_epi32(0, 4, 8, 12), four));
+}
+inline void largest_of(const vf (&a)[ROWS], float* out) {
+    _mm_storeu_ps(out, across(a, [](vf b, vf c) { return max(b, c); }));
+}
+inline void sums_of(const vf (&a)[ROWS], float* out) {
+    _mm_storeu_ps(out, across(a, [](vf b, vf c) { return b + c; }));
+}
+inline void decays_of(const float* highest, const float* base, float* out) {
+    const __m128 difference = _mm_loadu_ps(highest) - _mm_loadu_ps(base);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(exp_nonpositive(_mm512_castps128_ps512(difference))));
+}
+#else
+inline void largest_of(const vf (&a)[ROWS], float* out) {
+    for (int r = 0; r < ROWS; r++) out[r] = largest(a[r]);
+}
+inline void sums_of(const vf (&a)[ROWS], float* out) {
+    for (int r = 0; r < ROWS; r++) out[r] = sum(a[r]);
+}
+inline void decays_of(const float* highest, const float* base, float* out) {
+    for (int r = 0; r < ROWS; r++) out[r] = exp_nonpositive(set1(highest[r] - base[r]))[0];
+}
+#endif
+
+// The scores of ROWS rows that see all of a tile, times their scales, and the largest so far of each.
 template <bool SCALED>
-void weigh_all(const Scales* scales, float* scores, float* highest, float* total, float* decay) {
-    float now[ROWS];
+void highest_of(const Scales* scales, float* scores, const float* highest, float* now) {
+    vf top[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        vf top = set1(highest[r]);
+        top[r] = set1(highest[r]);
         for (int at = r * TILE; at < (r + 1) * TILE; at += VL) {
             if (SCALED) store(scores + at, load(scores + at) * load(scales->keys + at % TILE));
-            top = max(top, load(scores + at));
+            top[r] = max(top[r], load(scores + at));
         }
-        now[r] = largest(top);
     }
+    largest_of(top, now);
+}
+
+// As `weigh`, to the bit, for ROWS rows that see all of a tile, of whose scores the largest are known: no masks.
+template <bool SCALED>
+void weigh_all(const Scales* scales, float* scores, const float* now, float* highest, float* total, float* decay) {
+    float base[ROWS], added[ROWS];
+    vf sums[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        vf sums = {};
-        const float base = now[r] == LOWEST ? 0.0f : now[r];  // all are infinite: no weights
-        for (int at = r * TILE; at < (r + 1) * TILE; at += VL) {
-            vf weight = exp_nonpositive(load(scores + at) - base);
+        base[r] = now[r] == LOWEST ? 0.0f : now[r];  // all are infinite: no weights
+        sums[r] = vf{};
+        unrolled<TILE / VL>([&](auto i) {
+            const int at = r * TILE + i * VL;
+            vf weight = exp_nonpositive(load(scores + at) - base[r]);
             store(scores + at, SCALED ? weight * load(scales->values + at % TILE) : weight);
-            sums = sums + weight;
-        }
-        decay[r] = exp_nonpositive(set1(highest[r] - base))[0];
+            sums[r] = sums[r] + weight;
+        });
+    }
+    sums_of(sums, added);
+    decays_of(highest, base, decay);
+    for (int r = 0; r < ROWS; r++) {
         highest[r] = now[r];
-        total[r] = total[r] * decay[r] + sum(sums);
+        total[r] = total[r] * decay[r] + added[r];
     }
 }
 
@@ -168,22 +212,30 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales*
            const Space& space) {
     int64_t rows = piece.rows(job), width = job.width();
     const bool straight = job.is_alone(piece.request);
+    const bool whole = sees_all(visible(job, piece, 0, tile)) && sees_all(visible(job, piece, rows - 1, tile));
+    auto seen_from = [&](int64_t row) { return whole ? Range{0, TILE} : seen_by(job, piece, row, ROWS, tile); };
+    auto see_all = [&](int64_t row) {
+        return row + ROWS <= rows && job.soft_cap == 0 &&
+               (whole || (sees_all(visible(job, piece, row, tile)) && sees_all(visible(job, piece, row + ROWS - 1, tile))));
+    };
     for_vectors(TILE, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {
-            Range block = seen_by(job, piece, row, ROWS, tile);
+            Range block = seen_from(row);
             if (block.end <= column || block.begin >= column + n.value * VL) continue;
             score<n.value>(space.q + row * width, space.keys + column * width, width, straight,
                            space.scores + row * TILE + column);
         }
     });
+    for (int64_t first = 0; first < rows; first += ROWS)  // by itself: what waits for one sum lets others go on
+        if (see_all(first))
+            highest_of<SCALED>(scales, space.scores + first * TILE, state.highest + first, space.now + first);
     for (int64_t first = 0; first < rows; first += ROWS) {
-        Range block = seen_by(job, piece, first, ROWS, tile);
-        if (first + ROWS <= rows && job.soft_cap == 0 && sees_all(visible(job, piece, first, tile)) &&
-            sees_all(visible(job, piece, first + ROWS - 1, tile))) {
-            weigh_all<SCALED>(scales, space.scores + first * TILE, state.highest + first, state.total + first,
-                              space.decay + first);
+        if (see_all(first)) {
+            weigh_all<SCALED>(scales, space.scores + first * TILE, space.now + first, state.highest + first,
+                              state.total + first, space.decay + first);
             continue;
         }
+        Range block = seen_from(first);
         for (int64_t row = first; row < std::min(first + ROWS, rows) && !block.empty(); row++)
             space.decay[row] = weigh<SCALED>(job.soft_cap, scales, space.scores + row * TILE, block,
                                              visible(job, piece, row, tile), state.highest[row],
@@ -191,7 +243,7 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales*
     }
     for_vectors(width, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {
-            Range block = seen_by(job, piece, row, ROWS, tile);
+            Range block = seen_from(row);
             if (block.empty()) continue;
             add<n.value>(space.scores + row * TILE, space.decay + row, space.values + column, block,
                          state.out + row * width + column, width);
@@ -219,7 +271,7 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
          float* floats) {
     const int64_t rows = piece.rows(job), width = job.width();
     Space space(floats, round_up(rows, ROWS), width);
-    std::fill(space.decay, space.rough, 0.0f);
+    std::fill(space.decay, space.now, 0.0f);
     for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
         Range seen = part_of(tile, begin, end);
         for_type(job.cache.type, [&](auto type) {

@@ -6,12 +6,22 @@
 namespace octavo {
 
 // e^x for x <= 0, to 1-2 units in the last place; 0 below -87. As simd.h's exp, less what other x need.
+#if defined(OCTAVO_AVX512)
+inline vf exp_nonpositive(vf x) {
+    const vf integral = set1(0x1.8p23f);  // floats of this size are integers: what is added is rounded to one
+    const vf shifted = x * 1.44269504088896341f + integral;
+    const vf p = exp_rest(x, shifted - integral);
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, set1(-87.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_add_epi32(counts, (__m512i)p, _mm512_slli_epi32((__m512i)shifted, 23));
+}
+#else
 inline vf exp_nonpositive(vf x) {
     vf n = round(max(set1(-87.0f), x) * 1.44269504088896341f);
     vf p = exp_rest(x, n);
     vf y = (vf)((vi)p + (to_int(n) << 23));
     return x < set1(-87.0f) ? set1(0.0f) : y;
 }
+#endif
 
 // Scores of places `block` of a tile, of which the row sees `seen`, to weights: 0 where it sees nothing.
 // Returns by what its sums so far are to be multiplied. `block` holds `seen` and whole vectors; scales: of int8.
