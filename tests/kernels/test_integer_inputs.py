@@ -74,6 +74,19 @@ def test_the_largest_numbers_do_not_overflow(fast: KernelTable, name: str, m: in
     torch.testing.assert_close(actual, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("parts", [1, 3, 5, 6])
+def test_rows_of_few_parts(fast: KernelTable, name: str, parts: int, kind: Kind) -> None:
+    """Parts are rounded several at a time, each by its own largest number."""
+    torch.manual_seed(parts)
+    x = whole_numbers(5, 32 * parts, LARGEST[kind]) * 2.0 ** torch.arange(parts).repeat_interleave(32)
+    blocks = make_blocks(name, 37, 32 * parts)
+    expected = (x.double() @ REF.linear.block_dequantize(Packed(blocks, name)).double().T).float()
+    actual = fast.linear.block_matmul(x, Packed(blocks, name, kind))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("name", sorted(set(BLOCKS) - INTEGER_TYPES))
 def test_other_types_stay_in_float32(fast: KernelTable, name: str) -> None:
     x, blocks = torch.randn(3, 64), make_blocks(name, 5, 64)
