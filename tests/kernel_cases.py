@@ -755,7 +755,15 @@ _NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "beg
 _NO_OPS |= {"record_calls", "gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
 _NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "limits_dtype"}
 _NO_OPS |= {"activated_block_matmul", "splits_floats", "placed_experts", "merge_parts"}
-_NO_OPS |= {"packed_attention", "chain", "draw_from_parts", "multiply", "replace", "change_lookup"}
+_NO_OPS |= {
+    "packed_attention",
+    "chain",
+    "draw_from_parts",
+    "multiply",
+    "replace",
+    "change_lookup",
+    "own_rows",
+}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}

@@ -115,6 +115,12 @@ class ParallelContext:
         """Return True if no other rank takes part in this one's steps."""
         return self.world.size == self.ep.size == 1
 
+    @property
+    def is_recordable(self) -> bool:
+        """Return True if ranks meet by kernels alone while they compute their layers."""
+        meets_by_kernels = self.tp.size == 1 or self.tp.peers is not None
+        return meets_by_kernels and self.exchange is None and self.dcp.size == 1
+
     def as_one_stage(self) -> "ParallelContext":
         """Return the same for a model that the ranks of this stage have whole."""
         return self if self.pp.size == 1 else replace(self, pp=ONE, tokens=ONE, world=self.tp, layers=None)

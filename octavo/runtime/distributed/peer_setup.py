@@ -1,4 +1,4 @@
-"""`join_ranks` makes a worker a rank; `connect_peers` opens the memory of other GPUs for it.
+"""`join_ranks` makes a worker a rank; `connect_peers` opens the memory of other GPUs for it, or of the host.
 
 It also measures up to which size that is the fastest way. NVLink multicast is not used.
 """
@@ -18,6 +18,7 @@ from octavo.config.expert_load import expert_load
 from octavo.config.parallel import ParallelConfig
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.distributed.group import Group
+from octavo.runtime.distributed.host_memory import open_host_memory
 from octavo.runtime.distributed.peers import Limits, Peers
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
 
@@ -62,15 +63,18 @@ def connect_peers(
     parallel: ParallelContext, device: torch.device, kernels: PeerKernels | None, capture: Capture | None
 ) -> ParallelContext:
     """Let the ranks that share each layer open each other's memory, where all of them can."""
-    group = parallel.tp
-    if group.process_group is None or kernels is None or capture is None:
+    group, on_cpu = parallel.tp, device.type == "cpu"
+    if group.process_group is None or kernels is None or (capture is None and not on_cpu):
         return parallel
-    memory = _open(group, device)
+    memory = open_host_memory(group) if on_cpu else _open(group, device)
     if group.least(int(memory is not None), device) == 0 or memory is None:
-        logger.info("The ranks do not see each other's memory: NCCL does all that they say to each other.")
+        logger.info("The ranks do not see each other's memory: torch does all that they say to each other.")
         return parallel
-    limits = _measure(memory, kernels, group, capture)
-    logger.info("Sums over ranks: one shot up to %d KiB, two up to %d KiB.", *(n >> 10 for n in limits))
+    limits = Limits(_UNLIMITED, _UNLIMITED)
+    if not on_cpu:
+        assert capture is not None
+        limits = _measure(memory, kernels, group, capture)
+        logger.info("Sums over ranks: one shot up to %d KiB, two up to %d KiB.", *(n >> 10 for n in limits))
     joined = replace(group, peers=Peers(memory, kernels, limits))
     others = parallel.ep, parallel.world, parallel.dcp
     ep, world, dcp = (joined if other == group else other for other in others)

@@ -134,6 +134,11 @@ BlockGreedy = Callable[[Tensor, Packed], tuple[Tensor, Tensor] | None]
 Returns what `greedy` finds in BlockMatmul's result, ids [n] int64 and their logits [n] float32; None where
 one kernel cannot, or gains nothing.
 """
+OwnRows = Callable[[Tensor, int, int], Tensor]
+"""Takes ids [T] int64, the first and the number of a part's rows. Returns which of these they are: [T] int64.
+
+-1 for none of them, for which BlockDequantize then has zeros.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ class LinearKernels:
     block_feed_forward: BlockFeedForward | None = None
     block_greedy: BlockGreedy | None = None
     activated_block_matmul: ActivatedBlockMatmul | None = None
+    own_rows: OwnRows | None = None
     splits_floats: bool = False
     """Whether `block_matmul` is faster with float32 weights if their inputs are "bfloat16"."""
     explain: Callable[[Packed], str] = lambda matrix: ""

@@ -38,11 +38,14 @@ class VocabEmbedding(Embedding):
     def __init__(self, build: BuildContext, vocab_size: int, size: int) -> None:
         self._shard = _split_vocab(build, vocab_size)
         super().__init__(build, vocab_size, size, self._shard)
-        self._parallel = build.parallel
+        self._parallel, self._own_rows = build.parallel, build.kernels.linear.own_rows
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         if self._parallel.tp_size == 1:
             return self.method.gather(ids, scale)
+        if self._own_rows is not None:
+            own = self._own_rows(ids, self._shard.start, self._shard.size)
+            return self._parallel.all_reduce(self.method.gather(own, scale))
         local = ids - self._shard.start
         foreign = (local < 0) | (local >= self._shard.size)
         rows = self.method.gather(local.masked_fill(foreign, 0), scale)

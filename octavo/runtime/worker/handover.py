@@ -33,8 +33,9 @@ class Handover:
         return None if self._pipeline.size == 1 else self._entering[:num_tokens]
 
     def keep(self, stream: Tensor) -> None:
-        """Keep what the stage leaves."""
-        self.leaving[: len(stream)] = stream
+        """Keep what the stage leaves to another."""
+        if not self._pipeline.is_last:
+            self.leaving[: len(stream)] = stream
 
     def receive(self, places: Array) -> None:
         """Wait for the step's tokens; they go to these places, [T]."""

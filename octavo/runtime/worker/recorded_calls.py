@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch, group_tables
+from octavo.runtime.distributed.context import ALONE, ParallelContext
 from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.steps import RecordCalls
 from octavo.runtime.lora.sites import Reach
@@ -27,6 +28,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.chained_steps import End
+from octavo.runtime.worker.handover import Handover
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Replay, Replayer, Variant, one_variant
@@ -55,11 +57,13 @@ class RecordedCalls(Replayer):
         state: RequestState,
         record: RecordCalls,
         variant: Variant = one_variant,
+        parallel: ParallelContext = ALONE,
     ) -> None:
-        """variant: what surrounds the recording of a step"""
+        """variant: what surrounds the recording of a step; parallel: it is_recordable"""
         assert state.host_tokens is not None, "the state is not in host memory"
         super().__init__(model, cache, state, batch_invariant=True)
-        self._record, self._variant = record, variant
+        self._record, self._variant, self._ranks = record, variant, parallel.tp
+        self._handover = Handover(model, parallel.pp, _MOST_ROWS, torch.device("cpu"))
         self._tokens = state.host_tokens
         self._least_block = min(state.block_sizes)
         self._is_recordable = True
@@ -85,9 +89,13 @@ class RecordedCalls(Replayer):
 
     def _replay(self, work: Work, shape: _Shape) -> Tensor | Choice:
         self._stage(work, shape.num_rows)
+        own = np.arange(len(work.rows))
+        self._handover.receive(own)
         if isinstance(found := self._recorded[shape](), Choice):
-            return Choice(*(part[: len(work.rows)] for part in found))
-        hidden = found[: len(work.rows)]
+            return Choice(*(part[: len(own)] for part in found))
+        hidden = found[: len(own)]
+        self._handover.keep(hidden)
+        self._handover.send(own)
         return hidden if len(work.samples) == len(work.rows) else hidden[work.samples]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -95,6 +103,7 @@ class RecordedCalls(Replayer):
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         is_fit = is_fit and batch.source_queries is None and batch.patch_positions is None
+        is_fit = is_fit and self._handover.is_alone
         if is_fit and self._can_replay(_Shape(1)):
             once = replace(batch, rotations={}, shared={})
             if (replay := self._record_forward(once, _hidden)) is not None:
@@ -130,9 +139,10 @@ class RecordedCalls(Replayer):
                     replay = self._record_forward(self._batch(size), self._choose)
                 if replay is None:  # choosing may be what cannot be recorded
                     replay = self._record_forward(self._batch(size), _hidden)
-            if replay is not None:
+            # All ranks replay steps of a size, or none: a message is as long on all of them.
+            self._is_recordable = bool(self._ranks.least(int(replay is not None), torch.device("cpu")))
+            if self._is_recordable and replay is not None:
                 self._recorded[shape] = replay
-            self._is_recordable = replay is not None
         return self._is_recordable
 
     def _record_forward(self, batch: ForwardBatch, end: Callable[[Tensor], T]) -> Callable[[], T] | None:
@@ -158,6 +168,7 @@ class RecordedCalls(Replayer):
             group_of_layer=self._cache.group_of_layer,
             num_singles=size,
             source_lens=_rows(self._source_lens, size) if self._state.reads_sources else None,
+            entered=self._handover.entered(size),
         )
 
 

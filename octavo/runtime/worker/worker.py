@@ -244,11 +244,12 @@ class Worker:
             if samples and (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, state, capture)
             record, is_plain = platform.kernels.steps.record_calls, model.adapters is None
-            if record is not None and self._parallel.is_alone:
+            parallel = self._parallel if model is self._model else self._parallel.as_one_stage()
+            if record is not None and parallel.is_recordable:
                 if samples:
                     variant = one_variant if is_plain else model.adapters.sites.slots.recording
-                    return RecordedCalls(model, cache, state, record, variant)
-                if is_plain and not self._groups and model.media_encoder is None:
+                    return RecordedCalls(model, cache, state, record, variant, parallel)
+                if parallel.is_alone and is_plain and not self._groups and model.media_encoder is None:
                     return RecordedEncoder(model, cache, state, record)
         return Eager(model, cache, state, batch_invariant=platform.is_batch_invariant)
 

@@ -24,7 +24,9 @@ T from_word(const int64_t& word) {
     }
 }
 
-enum Outcome : int { DONE, NO_MEMORY };
+enum Outcome : int { DONE, NO_MEMORY, ALONE };
+
+struct Alone {};  // thrown where the other ranks do not come
 
 template <class T>
 constexpr char letter = std::is_pointer_v<T> ? 'p' : std::is_same_v<T, float> ? 'f' : sizeof(T) == 8 ? 'l' : 'i';
@@ -41,6 +43,8 @@ struct Exported<FUNCTION> {
             return DONE;
         } catch (const std::bad_alloc&) {
             return NO_MEMORY;
+        } catch (const Alone&) {
+            return ALONE;
         }
     }
     static int call_recorded(const int64_t* words) { return call_words(words, std::index_sequence_for<A...>()); }

@@ -22,7 +22,11 @@ _C_TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
 }
 """By the letters in which a function of the library says what it takes."""
 
-_NO_MEMORY = "The CPU kernels got no memory for their work space."
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    1: (MemoryError, "The CPU kernels got no memory for their work space."),
+    2: (TimeoutError, "Another rank has not come to a sum for ten minutes."),
+}
+"""By what a function returns (exported.h)."""
 
 
 class Products(IntEnum):
@@ -69,7 +73,7 @@ class CallLog:
 class Library:
     """The functions of a library, by name. While `call_log` is set, calls are noted there and not made.
 
-    A call raises MemoryError where there is none for its work space.
+    A call raises MemoryError where there is none for its work space, TimeoutError where other ranks are gone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,9 +93,8 @@ class Library:
         return function
 
     def replay(self, log: CallLog) -> None:
-        """Make all calls of a log, in order. Raises MemoryError, as a call does."""
-        if self._replay(log.words.buffer_info()[0], log.num_calls):
-            raise MemoryError(_NO_MEMORY)
+        """Make all calls of a log, in order. Raises what a call does."""
+        _check(self._replay(log.words.buffer_info()[0], log.num_calls))
 
     def _function(self, name: str) -> Callable[..., None]:
         pointer = ctypes.c_void_p.in_dll(self._library, f"{name}_checked").value
@@ -105,8 +108,8 @@ class Library:
         def function(*arguments: float | None) -> None:
             if self.call_log is not None:
                 self.call_log.note(address, letters, arguments)
-            elif call(*arguments):
-                raise MemoryError(_NO_MEMORY)
+            else:
+                _check(call(*arguments))
 
         return function
 
@@ -120,6 +123,12 @@ def load_library(snapshot: Path | None = None) -> Library | None:
         return None
     path = shared_library(snapshot)
     return None if path is None else Library(path)
+
+
+def _check(outcome: int) -> None:
+    if outcome:
+        kind, text = _ERRORS[outcome]
+        raise kind(text)
 
 
 def _float_bits(value: float) -> int:

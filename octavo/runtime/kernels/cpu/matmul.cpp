@@ -140,18 +140,19 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
 }
 OCTAVO_EXPORTED(octavo_matmul)
 
-// Rows of W times `scale`: the first n, or those at `places`.
+// Rows of W times `scale`: the first n, or those at `places`; a negative place has zeros.
 extern "C" void octavo_dequantize(const uint8_t* w, const int64_t* places, int64_t n, int64_t k,
                                   int64_t row_bytes, int type, float scale, float* out,
                                   int threads) {
     with_type(type, [&](auto type) {
         parallel_for(n, threads, [&](int64_t row) {
-            unpack_rows<decltype(type), 1>(
-                w + (places ? places[row] : row) * row_bytes, row_bytes, k, [&](int, int64_t i, vf values) {
-                    values = values * scale;
-                    size_t count = size_t(std::min<int64_t>(VL, std::max<int64_t>(0, k - i * VL)));
-                    std::memcpy(out + row * k + i * VL, &values, count * sizeof(float));
-                });
+            const int64_t place = places ? places[row] : row;
+            if (place < 0) return void(std::fill_n(out + row * k, k, 0.0f));
+            unpack_rows<decltype(type), 1>(w + place * row_bytes, row_bytes, k, [&](int, int64_t i, vf values) {
+                values = values * scale;
+                size_t count = size_t(std::min<int64_t>(VL, std::max<int64_t>(0, k - i * VL)));
+                std::memcpy(out + row * k + i * VL, &values, count * sizeof(float));
+            });
         });
     });
 }

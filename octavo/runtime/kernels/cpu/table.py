@@ -18,6 +18,7 @@ from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, add
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
 from octavo.runtime.kernels.cpu.experts import CompiledExperts
 from octavo.runtime.kernels.cpu.library import Library, Products, load_library
+from octavo.runtime.kernels.cpu.ranks import CompiledRanks
 from octavo.runtime.kernels.cpu.recurrent import CompiledRecurrence
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, Packed
@@ -52,6 +53,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
     kernels = _CompiledKernels(library, threads)
     experts = CompiledExperts(library, threads)
     recurrence = CompiledRecurrence(library, threads)
+    ranks = CompiledRanks(library, kernels.add_norm)
     tiles = library.bfloat16_products == Products.TILES
     rounds = library.bfloat16_products != Products.NONE
     return KernelTable(
@@ -81,6 +83,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_greedy=kernels.block_greedy if tiles else None,
             activated_block_matmul=kernels.activated_block_matmul if tiles else None,
             splits_floats=tiles,
+            own_rows=ranks.own_rows,
         ),
         experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
@@ -89,6 +92,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library, threads).record),
         adapters=AdapterKernels(kernels.add_low_rank, kernels.replace, kernels.change_lookup),
+        peers=ranks.kernels,
     )
 
 

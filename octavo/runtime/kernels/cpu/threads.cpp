@@ -9,16 +9,6 @@
 #include <mutex>
 #include <new>
 #include <system_error>
-#include <thread>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define RELAX() _mm_pause()
-#elif defined(__aarch64__)
-#define RELAX() asm volatile("isb" ::: "memory")  // some 20 ns, where `yield` is nothing
-#else
-#define RELAX() std::this_thread::yield()
-#endif
 
 namespace octavo {
 namespace {

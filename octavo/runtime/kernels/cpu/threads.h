@@ -6,7 +6,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <type_traits>
+
+// What a loop does that waits for another core.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define RELAX() _mm_pause()
+#elif defined(__aarch64__)
+#define RELAX() asm volatile("isb" ::: "memory")  // some 20 ns, where `yield` is nothing
+#else
+#define RELAX() std::this_thread::yield()
+#endif
 
 namespace octavo {
 
