@@ -69,14 +69,13 @@ class Worker:
     """Loads, allocates, then executes steps in the order given."""
 
     def __init__(self, config: EngineConfig, rank: int = 0, init_method: str = "") -> None:
-        self._config = config
+        self._config, asked = config, config.parallel
         snapshot = Path(config.checkpoint.path) if config.checkpoint.is_snapshot else None
-        self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads, snapshot)
+        platform = self._platform = get_platform(asked.device, asked.cpu_threads, snapshot)
         if snapshot is not None:
-            check_machine(snapshot, self._platform.machine)
-        kernels, capture = self._platform.kernels.peers, self._platform.graph_capture()
-        device = self._platform.device
-        self._parallel = join_ranks(config.parallel, rank, init_method, device, kernels, capture)
+            check_machine(snapshot, platform.machine)
+        device, kernels, capture = platform.device, platform.kernels.peers, platform.graph_capture()
+        self._parallel = join_ranks(asked, rank, init_method, device, kernels, capture)
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
