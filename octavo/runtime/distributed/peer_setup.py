@@ -18,7 +18,6 @@ from octavo.config.expert_load import expert_load
 from octavo.config.parallel import ParallelConfig
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.distributed.group import Group
-from octavo.runtime.distributed.host_memory import open_host_memory
 from octavo.runtime.distributed.peers import Limits, Peers
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
 
@@ -66,6 +65,9 @@ def connect_peers(
     group, on_cpu = parallel.tp, device.type == "cpu"
     if group.process_group is None or kernels is None or (capture is None and not on_cpu):
         return parallel
+    if on_cpu:
+        from octavo.runtime.distributed.host_memory import open_host_memory
+
     memory = open_host_memory(group) if on_cpu else _open(group, device)
     if group.least(int(memory is not None), device) == 0 or memory is None:
         logger.info("The ranks do not see each other's memory: torch does all that they say to each other.")

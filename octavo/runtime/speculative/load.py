@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.base.registry import load_named
+from octavo.base.registry import Registry, load_named
 from octavo.config.engine import EngineConfig
 from octavo.config.gguf_adapter import is_gguf
 from octavo.config.speculative import CUSTOM, HEADS, HIDDEN_STATES, LOOKUPS, speculation
@@ -26,12 +26,17 @@ from octavo.runtime.sampling.rejection import Rejection
 from octavo.runtime.speculative.block_drafter import BlockDrafter
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
-from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
 from octavo.runtime.speculative.lookup import Lookup
 from octavo.runtime.speculative.state_drafter import StateDrafter
 from octavo.runtime.speculative.vocabulary import SharedVocabulary
 
-_HEADS = {"medusa": MedusaHeads, "mlp_speculator": MLPSpeculator}
+_HEADS: Registry[Callable[[EngineConfig, torch.device, torch.dtype], Drafter]] = Registry(
+    "heads",
+    {
+        "medusa": "octavo.runtime.speculative.heads:MedusaHeads",
+        "mlp_speculator": "octavo.runtime.speculative.heads:MLPSpeculator",
+    },
+)
 _BY_STATES: dict[str, type[DraftHead]] = {"eagle": Eagle, "eagle3": Eagle3, "dflash": DFlash}
 
 
@@ -80,8 +85,9 @@ def _load(
 ) -> Drafter:
     if method == CUSTOM:
         return _load_class(config.scheduler.speculative_config["model"], config, target)
-    if (heads := _HEADS.get(method)) is not None:
-        return heads(config, platform.device, platform.compute_dtype(dtype_of(config.model.dtype)))
+    if method in _HEADS:
+        dtype = platform.compute_dtype(dtype_of(config.model.dtype))
+        return _HEADS.load(method)(config, platform.device, dtype)
     if method not in HIDDEN_STATES:
         if not config.scheduler.speculative_config.get("use_heterogeneous_vocab"):
             return DraftModel(load_own(draft, platform, parallel, read), config)
