@@ -137,7 +137,7 @@ ChangeLookup = Callable[[Tensor, Tensor, Tensor, LowRankTable, float], None]
 """Takes ids [T] int64, their embeddings [T, H], changed in place, slots [T] int32, a table and a factor.
 
 Of a token whose slot has a whole matrix [tokens, H] it leaves the row, times the factor; to others it adds
-down[id] @ up, times the factor. Here `down` is [tokens, rank], `up` [rank, H].
+down[id] @ up, times the factor. Here `down` is [tokens, rank], `up` [rank, H]. An id of -1 changes nothing.
 """
 
 MultiplyChanged = Callable[[Tensor, Tensor, Tensor | None, Tensor, LowRankTable], Tensor | None]

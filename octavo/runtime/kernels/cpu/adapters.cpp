@@ -266,6 +266,7 @@ template <class W>
 void change_lookup(const int64_t* ids, int64_t rows, int64_t width, float* out, int64_t stride, const int32_t* slots,
                    const Change* changes, const int64_t* wholes, float scale, int threads) {
     parallel_for(rows, threads, [&](int64_t row) {
+        if (ids[row] < 0) return;
         const Change& change = changes[slots[row]];
         const W* whole = (const W*)wholes[slots[row]];
         const W* up = (const W*)change.up;

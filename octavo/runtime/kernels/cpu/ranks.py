@@ -25,9 +25,11 @@ class CompiledRanks:
     def sum_add_norm(
         self, memory: PeerMemory, x: Tensor, weight: Tensor, eps: float, residual: Tensor, *, two_shots: bool
     ) -> tuple[Tensor, Tensor]:
+        """See peers.SumAddNorm; x is changed."""
         return self._add_norm(self.sum(memory, x, two_shots=two_shots), weight, eps, residual)
 
     def gather(self, memory: PeerMemory, x: Tensor) -> Tensor:
+        """See peers.Gather."""
         x = x.contiguous()
         out = x.new_empty((memory.size, *x.shape))
         num_bytes = x.numel() * x.element_size()

@@ -41,7 +41,7 @@ def replace(x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Te
 def change_lookup(ids: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, scale: float) -> None:
     """See adapters.ChangeLookup."""
     for slot in (*table.wholes, *table.kept):
-        (tokens,) = (slots == slot).nonzero(as_tuple=True)
+        (tokens,) = ((slots == slot) & (ids >= 0)).nonzero(as_tuple=True)
         if (whole := table.wholes.get(slot)) is not None:
             rows = whole[ids[tokens]].float() * scale
         else:

@@ -51,9 +51,9 @@ def _lookup_kernel(
     """Change some values of one token's embedding."""
     token, n, r = tl.program_id(0), tl.program_id(1) * TILE_N + tl.arange(0, TILE_N), tl.arange(0, STEP)
     token_id, slot, inside = tl.load(ids + token), tl.load(slots + token), n < width
-    whole, entry = tl.load(wholes + slot), entries + slot * ENTRY
+    whole, entry = tl.load(wholes + slot, mask=token_id >= 0, other=0), entries + slot * ENTRY
     down, up = tl.load(entry).to(tl.pointer_type(W)), tl.load(entry + 1).to(tl.pointer_type(W))
-    rank, target = tl.load(entry + 2), out + token.to(tl.int64) * out_stride + n
+    rank, target = tl.load(entry + 2, mask=token_id >= 0, other=0), out + token.to(tl.int64) * out_stride + n
     if whole != 0:
         row = tl.load(whole.to(tl.pointer_type(W)) + token_id * width + n, mask=inside, other=0.0)
         tl.store(target, (row.to(tl.float32) * scale).to(out.dtype.element_ty), mask=inside)

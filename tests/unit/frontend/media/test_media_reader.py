@@ -72,28 +72,37 @@ def test_forms_are_equal(llm):
     assert outputs == [outputs[0]] * len(forms)
 
 
-def test_a_repeated_image_is_not_encoded_again(llm):
+@pytest.fixture
+def batches(llm, monkeypatch):
+    """How many images the encoder takes together, run by run."""
+    seen, encode = [], part_of(llm)._shared
+
+    def noted(items, **how):
+        seen.append(len(items))
+        return encode(items, **how)
+
+    monkeypatch.setattr(part_of(llm), "_shared", noted)
+    return seen
+
+
+def test_a_repeated_image_is_not_encoded_again(llm, batches):
     [image] = make_images(1, seed=7)
-    part = part_of(llm)
-    part.batches.clear()
     first = run(llm, prompt(image))[0]
-    assert [*part.batches] == [1]
+    assert batches == [1]
     again = run(llm, prompt(image))[0]
-    assert [*part.batches] == [1] and again.num_cached_tokens >= 16
+    assert batches == [1] and again.num_cached_tokens >= 16
     other_text = run(llm, prompt(image, ids=[90, *IDS]))[0]
-    assert [*part.batches] == [1] and other_text.num_cached_tokens == 0
+    assert batches == [1] and other_text.num_cached_tokens == 0
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_images_of_many_requests_are_one_batch(llm):
-    part = part_of(llm)
-    part.batches.clear()
+def test_images_of_many_requests_are_one_batch(llm, batches):
     before = {metric.name: metric.value for metric in llm.get_metrics() if "mm_encoder" in metric.name}
     run(llm, *(prompt(image) for image in make_images(16, seed=3)))
-    assert max(part.batches) >= 8 and sum(part.batches) == 16
+    assert max(batches) >= 8 and sum(batches) == 16
     counts = {metric.name: metric.value for metric in llm.get_metrics() if "mm_encoder" in metric.name}
     assert counts["vllm:mm_encoder_items"] - before["vllm:mm_encoder_items"] == 16
-    assert counts["vllm:mm_encoder_batches"] - before["vllm:mm_encoder_batches"] == len(part.batches)
+    assert counts["vllm:mm_encoder_batches"] - before["vllm:mm_encoder_batches"] == len(batches)
 
 
 def test_images_of_many_prompts_are_prepared_side_by_side(llm, monkeypatch):
@@ -186,12 +195,11 @@ def test_embeddings(llm):
         run(llm, prompt(torch.zeros(4, 7)))
 
 
-def test_children_share_their_images(llm):
+def test_children_share_their_images(llm, batches):
     [image] = make_images(1, seed=13)
     params = SamplingParams(temperature=1.0, n=3, max_tokens=4, seed=1)
-    part_of(llm).batches.clear()
     outputs = llm.generate([prompt(image)], params, use_tqdm=False)[0].outputs
-    assert len(outputs) == 3 and list(part_of(llm).batches) == [1]
+    assert len(outputs) == 3 and batches == [1]
 
 
 def test_settings_of_the_model(folder):
