@@ -143,7 +143,7 @@ class AdapterReader:
         return adapter if self.sites.is_on_gpu else adapter.pack()
 
     def _add_up(self, adapter: Adapter, drafts: dict[str, _Draft]) -> None:
-        """Add what the drafts amount to to an adapter. Raises RequestError."""
+        """Put the sums of the drafts, by site, into an adapter. Raises RequestError."""
         for name, draft in drafts.items():
             site = self.sites.at(name)
             if site.method is None:
