@@ -32,22 +32,75 @@ struct Keys {
     }
 };
 
-#if defined(OCTAVO_AVX2) || defined(OCTAVO_AVX512)
-inline __m256 sums8(const __m256* a) {
+#if defined(OCTAVO_AVX512)
+// 16 components of a query as `score` wants them: of each eight the even ones, then the odd ones.
+inline vf in_quarters(vf q) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), q);
+}
+
+// Components d … d + 7 of four keys, each in a quarter: the even ones, the odd ones.
+struct Quarters {
+    vf even, odd;
+};
+
+inline __m512i four(const void* a, const void* b, const void* c, const void* d) {
+    auto part = [](const void* p) { return _mm_loadu_si128((const __m128i*)p); };
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(part(a)), part(b), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(part(c)), part(d), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+template <CacheType TYPE>
+OCTAVO_INLINE Quarters quarters(const uint8_t* const* keys, int64_t d) {
+    const int64_t at = TYPE == CACHE_F32 ? 4 * d : TYPE == CACHE_I8 ? d : 2 * d;
+    const uint8_t *a = keys[0] + at, *b = keys[4] + at, *c = keys[8] + at, *e = keys[12] + at;
+    if constexpr (TYPE == CACHE_F32) {
+        const __m512 low = (__m512)four(a, b, c, e), high = (__m512)four(a + 16, b + 16, c + 16, e + 16);
+        return {_mm512_shuffle_ps(low, high, 0x88), _mm512_shuffle_ps(low, high, 0xDD)};
+    } else if constexpr (TYPE == CACHE_I8) {
+        const __m256i bytes = _mm256_setr_epi64x(read<int64_t>(a), read<int64_t>(b), read<int64_t>(c), read<int64_t>(e));
+        const __m512i both = _mm512_cvtepi8_epi16(bytes);
+        return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 16), 16)),
+                _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 16))};
+    } else {
+        const __m512i both = four(a, b, c, e);
+        if constexpr (TYPE == CACHE_BF16)
+            return {(vf)_mm512_slli_epi32(both, 16), (vf)_mm512_and_si512(both, _mm512_set1_epi32(int(0xFFFF0000)))};
+        return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)),
+                _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)))};
+    }
+}
+
+// Scores of R rows and the next 16 keys. Of a[i] quarter k is that of key i + 4 k.
+template <CacheType TYPE, int R>
+void score(const float* q, int64_t size, const uint8_t* const* keys, float* scores) {
+    vf a[R][4] = {};
+    for (int64_t d = 0; d < size; d += 8) {
+        vf even[R], odd[R];
+        for (int r = 0; r < R; r++) {
+            even[r] = in_register(_mm512_broadcast_f32x4(_mm_loadu_ps(q + r * size + d)));
+            odd[r] = in_register(_mm512_broadcast_f32x4(_mm_loadu_ps(q + r * size + d + 4)));
+        }
+        for (int i = 0; i < 4; i++) {
+            const Quarters k = quarters<TYPE>(keys + i, d);
+            for (int r = 0; r < R; r++) a[r][i] = fma(odd[r], k.odd, fma(even[r], k.even, a[r][i]));
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        const vf first = _mm512_unpacklo_ps(a[r][0], a[r][1]) + _mm512_unpackhi_ps(a[r][0], a[r][1]);
+        const vf second = _mm512_unpacklo_ps(a[r][2], a[r][3]) + _mm512_unpackhi_ps(a[r][2], a[r][3]);
+        store(scores + r * TILE, _mm512_shuffle_ps(first, second, 0x44) + _mm512_shuffle_ps(first, second, 0xEE));
+    }
+}
+#else
+inline vf in_quarters(vf q) { return q; }
+
+// Lane i = sum of the lanes of a[i]: neighbours first, then pairs, then fours.
+inline vf sums(const vf (&a)[VL]) {
+#if defined(OCTAVO_AVX2)
     __m256 ab = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
     __m256 cd = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
     return _mm256_permute2f128_ps(ab, cd, 0x20) + _mm256_permute2f128_ps(ab, cd, 0x31);
-}
-#endif
-
-// Lane i = sum of the lanes of a[i]: neighbours first, then pairs, then fours; before that, of 16, halves.
-inline vf sums(const vf (&a)[VL]) {
-#if defined(OCTAVO_AVX512)
-    __m256 folded[16];
-    for (int i = 0; i < 16; i++) folded[i] = _mm512_castps512_ps256(a[i]) + _mm512_extractf32x8_ps(a[i], 1);
-    return _mm512_insertf32x8(_mm512_castps256_ps512(sums8(folded)), sums8(folded + 8), 1);
-#elif defined(OCTAVO_AVX2)
-    return sums8(a);
 #elif defined(OCTAVO_NEON)
     auto pairs = [](vf b, vf c) { return (vf)vpaddq_f32((float32x4_t)b, (float32x4_t)c); };
     return pairs(pairs(a[0], a[1]), pairs(a[2], a[3]));
@@ -78,6 +131,7 @@ void score(const float* q, int64_t size, const uint8_t* const* keys, float* scor
     }
     for (int r = 0; r < R; r++) store(scores + r * TILE, sums(lanes[r]));
 }
+#endif
 
 // Per row: N vectors of out = out * decay + sum over places of weight * value, place by place.
 template <CacheType TYPE, int R, int N>
@@ -171,7 +225,7 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     float *scores = space, *q = scores + ROWS * TILE;
     for (int64_t row = 0; row < rows; row++)
         for (int64_t d = 0; d < size; d += VL)
-            store(q + row * size + d, load(piece.query(job, row) + d) * job.scale);
+            store(q + row * size + d, in_quarters(load(piece.query(job, row) + d) * job.scale));
     int64_t tile = begin / TILE * TILE;
     Keys keys(job, piece, tile, begin, end);
     for (const uint8_t* key : keys.at) prefetch(key, size * job.cache.value_bytes());

@@ -27,10 +27,11 @@ struct Space {
           rough(now + rows) {}
 };
 
-// Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane. Not so, but
+// Components that a lane of SUMS would meet are neighbours: the sums of `score` go lane by lane. Not so, but
 // `straight`, where a request is alone with itself: which kernels see its rows depends on the request alone.
 inline int64_t order(int64_t d, int64_t width, bool straight) {
-    return straight ? d : d % VL * (width / VL) + d / VL;
+    if (straight) return d;
+    return SUMS == VL ? d % VL * (width / VL) + d / VL : lane_of(d) * (width / SUMS) + d / 8 * 2 + d % 2;
 }
 
 // Keys [TILE, width] to panels.
@@ -72,7 +73,7 @@ struct Sums {
     vf at[ROWS][N];
 };
 
-// Sums over the components of lanes LANE … LANE + LANES - 1, added as the lanes of a vector would be.
+// Sums over the components of lanes LANE … LANE + LANES - 1, added as `score` of few rows does.
 template <int N, int LANE, int LANES>
 OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps) {
     Sums<N> a, b;
@@ -87,9 +88,6 @@ OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps
                 for (int n = 0; n < N; n++) a.at[r][n] = fma(set1(q[r]), k[n], a.at[r][n]);
         }
         return a;
-    } else if constexpr (LANES == 2 && VL == 16) {  // see `sums` of few rows: halves first
-        a = lane_sums<N, LANE / 2, 1>(q, keys, steps);
-        b = lane_sums<N, LANE / 2 + 8, 1>(q, keys, steps);
     } else {
         a = lane_sums<N, LANE, LANES / 2>(q, keys, steps);
         b = lane_sums<N, LANE + LANES / 2, LANES / 2>(q, keys, steps);
@@ -102,7 +100,7 @@ OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps
 // Scores of ROWS rows and the N vectors of keys of a panel.
 template <int N>
 __attribute__((noinline)) void score(const float* q, const float* keys, int64_t width, bool straight, float* scores) {
-    Sums<N> sums = straight ? lane_sums<N, 0, 1>(q, keys, width) : lane_sums<N, 0, VL>(q, keys, width / VL);
+    Sums<N> sums = straight ? lane_sums<N, 0, 1>(q, keys, width) : lane_sums<N, 0, SUMS>(q, keys, width / SUMS);
     for (int r = 0; r < ROWS; r++)
         for (int n = 0; n < N; n++) store(scores + r * TILE + n * VL, sums.at[r][n]);
 }

@@ -5,12 +5,19 @@
 
 namespace octavo {
 
-// e^x for x <= 0, to 1-2 units in the last place; 0 below -87. As simd.h's exp, less what other x need.
+// How many sums a score is made of: with vectors of 64 bytes, of which four keys have a quarter each, fewer than lanes.
+constexpr int SUMS = VL == 16 ? 4 : VL;
+
+// Then: which of them a component is added to. 0 and 1 are added up, 2 and 3, and both. A pair of neighbours goes to one.
+constexpr int lane_of(int64_t d) { return int(d % 4 / 2 * 2 + d % 8 / 4); }
+
+// e^x for x <= 0, to 1-2 units in the last place (5 near -87); 0 below -87. As simd.h's exp, less what other x need.
 #if defined(OCTAVO_AVX512)
 inline vf exp_nonpositive(vf x) {
     const vf integral = set1(0x1.8p23f);  // floats of this size are integers: what is added is rounded to one
-    const vf shifted = x * 1.44269504088896341f + integral;
-    const vf p = exp_rest(x, shifted - integral);
+    const vf shifted = fma(x, set1(1.44269504088896341f), integral);
+    const vf r = fma(shifted - integral, set1(-0.693147180559945309f), x);
+    const vf p = fma(fma(exp_terms(r), r, set1(1.0f)), r, set1(1.0f));
     const __mmask16 counts = _mm512_cmp_ps_mask(x, set1(-87.0f), _CMP_NLT_UQ);
     return (vf)_mm512_maskz_add_epi32(counts, (__m512i)p, _mm512_slli_epi32((__m512i)shifted, 23));
 }

@@ -289,17 +289,21 @@ inline void store_bf16(uint16_t* p, vf a) {
 #endif
 }
 
-// e^(x - n ln 2) for |x - n ln 2| <= ln 2 / 2: the polynomial of Cephes' expf.
-inline vf exp_rest(vf x, vf n) {
-    vf r = fma(n, set1(-0.693359375f), x);
-    r = fma(n, set1(2.12194440e-4f), r);
+// (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2: the polynomial of Cephes' expf.
+inline vf exp_terms(vf r) {
     vf p = set1(1.9875691500e-4f);
     p = fma(p, r, set1(1.3981999507e-3f));
     p = fma(p, r, set1(8.3334519073e-3f));
     p = fma(p, r, set1(4.1665795894e-2f));
     p = fma(p, r, set1(1.6666665459e-1f));
-    p = fma(p, r, set1(5.0000001201e-1f));
-    return fma(p, r * r, r) + 1.0f;
+    return fma(p, r, set1(5.0000001201e-1f));
+}
+
+// e^(x - n ln 2), as far.
+inline vf exp_rest(vf x, vf n) {
+    vf r = fma(n, set1(-0.693359375f), x);
+    r = fma(n, set1(2.12194440e-4f), r);
+    return fma(exp_terms(r), r * r, r) + 1.0f;
 }
 
 #if defined(OCTAVO_AVX512)
