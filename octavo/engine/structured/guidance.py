@@ -46,6 +46,8 @@ _BYTES_PER_MASK = 500
 """Beside the mask and its key."""
 _MAX_STATES, _STATES_PER_INSTANCE = 4096, 2048
 """Of a grammar, whose answers are kept; of some 1.5 kB each."""
+_INSTANCES_PER_LIST = 2
+"""That a list takes as much as, if no other grammar has it."""
 _NUM_UNSHARED = 2
 """Matchers of a grammar: the one at its beginning, and that of the first output, perhaps the only one."""
 _ANY_TOKEN = range(1 << 31)
@@ -104,8 +106,11 @@ class _Grammar:
 
     @property
     def num_instances(self) -> int:
-        """Return how many there are so far; many states take as much as one."""
-        return len(self._instances) + len(self._states) // _STATES_PER_INSTANCE
+        """Return how many there are so far; what else there is counts as as many as take its memory."""
+        is_schema = self._texts is not None and self._texts[1] is not None
+        own_lists = 0 if is_schema else len(self._lists)
+        states = len(self._states) // _STATES_PER_INSTANCE
+        return len(self._instances) + states + own_lists * _INSTANCES_PER_LIST
 
     def enter(self, matcher: "GuidanceMatcher") -> tuple[int, _State]:
         """Return the instance that a new output belongs to, and its state; a first one shares none."""

@@ -28,9 +28,9 @@ from octavo.messages.structured import Constraint, Vocabulary
 
 _log = get_logger(__name__)
 
-_MAX_CACHE_BYTES = 256 << 20
+_MAX_CACHE_BYTES = 512 << 20
 _MAX_PRELUDE_BYTES = 8 << 20
-_BYTES_PER_GRAMMAR = 3 << 20
+_BYTES_PER_GRAMMAR = 1 << 20
 _BYTES_PER_CHARACTER = 600
 """Of a compiled grammar and what it grows to; measured for llguidance, from above."""
 

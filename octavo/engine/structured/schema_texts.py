@@ -43,7 +43,7 @@ class SchemaTexts:
 
     literals: set[str] = field(default_factory=set)
     """Names of properties and texts of values, unescaped."""
-    alphabet: set[str] = field(default_factory=set)
+    alphabets: set[frozenset[str]] = field(default_factory=set)
     """Characters of strings that are limited in more than their length."""
 
     @classmethod
@@ -65,14 +65,14 @@ class SchemaTexts:
         self.literals.add(key)
         if isinstance(value, str):
             if key == "pattern":
-                self.alphabet.update(_alphabet(value))
+                self.alphabets.add(frozenset(_alphabet(value)))
             elif key == "format":
-                self.alphabet.update(_FORMATS.get(value) or _give_up())
+                self.alphabets.add(frozenset(_FORMATS.get(value) or _give_up()))
             elif key in _NOTES and not is_value:
                 return
         if key == "patternProperties" and isinstance(value, dict):
             for pattern in value:
-                self.alphabet.update(_alphabet(pattern))
+                self.alphabets.add(frozenset(_alphabet(pattern)))
         self._visit(value, is_value=is_value or key in _VALUES)
 
     def _visit(self, node: Any, *, is_value: bool) -> None:

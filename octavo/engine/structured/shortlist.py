@@ -16,12 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from copy import copy
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from itertools import count
+from threading import Lock
 
 import llguidance
 import numpy as np
 
+from octavo.base.lru import LRU
 from octavo.engine.structured.schema_texts import SchemaTexts
 from octavo.messages.structured import Vocabulary
 
@@ -41,6 +43,11 @@ _MANY = 8
 """A mask of more than one in so many tokens is read token by token, others are written."""
 _MAX_SHARE = 0.25
 """Of all tokens; a longer list saves nothing."""
+_MAX_GROWTH = 2
+"""Times the length of a list that schemas share to that of which each would need."""
+_MAX_SHARED = 8
+_MAX_ALPHABETS = 64
+"""That are remembered."""
 _IN = rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
 _CUT = rb"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
 _FRAGMENTS = sorted(
@@ -110,6 +117,8 @@ class Shortlist:
         self._sorted, self._moved = self._places.argsort(kind="stable"), np.empty(0, np.int64)
         """Tokens by place in the list that this one was made of, and those that have others here."""
         self._bounds = np.cumsum([0, *np.bincount(self._places, minlength=len(self.tokens))])
+        self.is_exact = np.zeros(len(self._whole), bool)
+        """By token: it is spelt as it is, though others of its length are alike."""
         self._complete()
 
     def _complete(self) -> None:
@@ -129,16 +138,14 @@ class Shortlist:
             self.tokens.append(spelling)
         return place
 
-    def spelling(self, token_ids: Iterable[int]) -> "Shortlist":
-        """Return the list in which these tokens are spelt as they are; this one if there are none."""
-        ids = np.fromiter(token_ids, np.int64)
-        if not ids.size:
-            return self
+    def spelling(self, is_exact: np.ndarray) -> "Shortlist":
+        """Return the list in which these tokens are spelt as they are, [tokens] bool."""
         other = copy(self)
         other.tokens, other._known = self.tokens.copy(), self._known.copy()
         other._places = self._places.copy()
-        other._places[ids] = [other._place_of(self._whole[i]) for i in ids]
-        other._moved = np.concatenate([self._moved, ids])
+        other._moved = ids = np.flatnonzero(is_exact)
+        other._places[ids] = [other._place_of(self._whole[i]) for i in ids.tolist()]
+        other.is_exact = is_exact
         other._complete()
         return other
 
@@ -190,18 +197,58 @@ class JSONTokens:
         """By text inside a string, the tokens in which it stands for its length alone."""
         self._is_inside = place is not Place.OUTSIDE
         self._base = Shortlist(vocabulary, map(self._by_length, count(), vocabulary.tokens))
+        self._lock = Lock()
+        self._shared: list[Shortlist] = []
+        """The one that was asked for last stands first."""
+        self._spelt: LRU[frozenset[str], np.ndarray] = LRU(_MAX_ALPHABETS * len(vocabulary.tokens))
+        """By alphabet, the tokens of its texts."""
 
     def shortlist(self, texts: SchemaTexts) -> Shortlist | None:
-        """Return the list for a schema; None if it would be long."""
+        """Return a list for a schema, which others may have, too; None if it would be long.
+
+        Schemas of one list share its masks, and to make one takes some milliseconds. So a list has what
+        several schemas need, as long as it is not much longer than any of them needs.
+        """
         if any(_ANY in text for text in texts.literals):
             return None
-        ids = self._ids
-        parts = {part for text in texts.literals for part in _parts(text) if part in ids}
-        if texts.alphabet:
-            alphabet = re.compile(f"[{re.escape(''.join(sorted(texts.alphabet)))}]*")
-            parts.update(filter(alphabet.fullmatch, ids))
-        shortlist = self._base.spelling({token_id for part in parts for token_id in ids[part]})
-        return shortlist if shortlist.is_short else None
+        with self._lock:
+            needed = self._needed(texts)
+            own, most = self._length(needed), _MAX_SHARE * len(needed)
+            if own > most:
+                return None
+            near = [
+                known
+                for known in self._shared
+                if self._length(known.is_exact | needed)
+                <= min(most, _MAX_GROWTH * own, _MAX_GROWTH * len(known.tokens))
+            ]
+            found = min(near, key=partial(_num_missing, needed), default=self._base)
+            self._shared = [known for known in self._shared if known is not found]
+            if _num_missing(needed, found):
+                found = self._base.spelling(found.is_exact | needed)
+            self._shared = [found, *self._shared][:_MAX_SHARED]
+        return found
+
+    def _length(self, is_exact: np.ndarray) -> int:
+        """Return that of a list in which these tokens are spelt as they are, at most."""
+        return len(self._base.tokens) + int(np.count_nonzero(is_exact))
+
+    def _needed(self, texts: SchemaTexts) -> np.ndarray:
+        """Return what is to be spelt as it is, [tokens] bool."""
+        parts = {part for text in texts.literals for part in _parts(text) if part in self._ids}
+        needed = self._tokens_of(parts)
+        for alphabet in filter(None, texts.alphabets):
+            if (known := self._spelt.get(alphabet)) is None:
+                pattern = re.compile(f"[{re.escape(''.join(sorted(alphabet)))}]*")
+                known = self._tokens_of(filter(pattern.fullmatch, self._ids))
+                self._spelt.put(alphabet, known, known.nbytes)
+            needed |= known
+        return needed
+
+    def _tokens_of(self, texts: Iterable[str]) -> np.ndarray:
+        found = np.zeros(len(self._base.is_exact), bool)
+        found[[token_id for text in texts for token_id in self._ids[text]]] = True
+        return found
 
     def _by_length(self, token_id: int, token: bytes) -> bytes | None:
         text = self._before + token
@@ -226,6 +273,10 @@ class JSONTokens:
             return piece
         self._ids[text].append(token_id)
         return before + _any(len(text)) + behind
+
+
+def _num_missing(needed: np.ndarray, shortlist: Shortlist) -> int:
+    return int(np.count_nonzero(needed & ~shortlist.is_exact))
 
 
 @cache

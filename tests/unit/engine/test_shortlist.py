@@ -130,7 +130,7 @@ def choose(rng, mask, weights):
 
 @pytest.fixture
 def walks(backend, all_tokens, vocabulary, weights):
-    def walk(name, num=5):
+    def walk(name, num=5, backend=backend):
         case = CASES[name]
         compiled = backend.compile(backend.translate(params_of(case)))
         args = backend, all_tokens, vocabulary, weights, case
@@ -204,16 +204,16 @@ def test_places_behind_a_token(token, places):
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("literals beside strings", "literals"), ("narrow strings", "alphabet")]
+    ("name", "part"), [("literals beside strings", "literals"), ("narrow strings", "alphabets")]
 )
-def test_without_a_part_of_the_list_masks_are_wrong(walks, monkeypatch, name, part):
+def test_without_a_part_of_the_list_masks_are_wrong(walks, vocabulary, monkeypatch, name, part):
     def read(schema, read=SchemaTexts.read):
         texts = read(schema)
         setattr(texts, part, set())
         return texts
 
     monkeypatch.setattr(SchemaTexts, "read", read)
-    assert sum(walk.num_wrong for walk in walks(name))
+    assert sum(walk.num_wrong for walk in walks(name, backend=GuidanceBackend(vocabulary)))
 
 
 def test_lengths_count(vocabulary, all_tokens, weights, monkeypatch):
@@ -264,7 +264,7 @@ def test_what_a_schema_says():
     }
     texts = SchemaTexts.read(schema)
     assert {"title", "said"} <= texts.literals and "Not said" not in texts.literals
-    assert texts.alphabet == set("abc-_0123456789x.y")
+    assert texts.alphabets == {frozenset("abc-_0123456789"), frozenset("x.y")}
 
 
 def test_tokens_that_no_text_has_are_wrong(backend, vocabulary):
@@ -274,6 +274,27 @@ def test_tokens_that_no_text_has_are_wrong(backend, vocabulary):
     with pytest.raises(RequestError):
         matcher.copy().advance(1)  # <|im_start|>: no text, though its letters would fit
     assert not matcher.advance(vocabulary.tokens.index(b"<"))
+
+
+def names(*words):
+    return {"type": "object", "properties": dict.fromkeys(words, BOUNDED)}
+
+
+def test_schemas_share_lists_that_stay_short(vocabulary):
+    """Each list has what its schema needs; the date would make the others' lists long."""
+    backend, dated = GuidanceBackend(vocabulary), {"type": "string", "format": "date"}
+
+    def lists(schema):
+        return backend.compile(backend.translate(params_of(schema)))._grammar._lists[Place.INSIDE]
+
+    first, second = lists(names("street", "city")), lists(names("title", "street"))
+    assert second is lists(names("city", "title")) is lists(names("street", "city"))
+    last = lists({"type": "array", "items": dated})
+    assert len(first.tokens) < len(second.tokens) < 2 * len(first.tokens) < len(last.tokens)
+    assert set(first.tokens) | {b"title"} < set(second.tokens) and b"fed" in last.tokens
+    for start in range(1000, 40_000, 1000):
+        lists(names(*(token.decode(errors="ignore") for token in vocabulary.tokens[start : start + 150])))
+    assert len(backend._json[Place.INSIDE]._shared) == shortlist._MAX_SHARED
 
 
 def test_many_literals_are_no_longer_list_than_all_tokens(backend, vocabulary):

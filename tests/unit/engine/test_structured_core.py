@@ -285,7 +285,7 @@ def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):
         return compile_grammar(self, grammar)
 
     monkeypatch.setattr(GuidanceBackend, "compile", count)
-    monkeypatch.setattr(matchers, "_MAX_CACHE_BYTES", 9 << 20)
+    monkeypatch.setattr(matchers, "_MAX_CACHE_BYTES", 3 << 20)
     engine = ByteEngine(tmp_path)
     for word in ("aa", "aa", "bb", "cc", "aa"):
         request = engine.request("r", choice=[word])
