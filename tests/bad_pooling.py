@@ -26,16 +26,19 @@ ROUTES = {
     "/v1/embeddings": ({"input": "a"}, _COMMON | _VECTORS | {"dimensions": [*_NOT_COUNTS, 8, 99999]}),
     "/pooling": ({"input": "a"}, _COMMON | _VECTORS | {"task": ["score", "classify", "sing", 5]}),
     "/classify": ({"input": "a"}, {"input": ["a", *_NOT_LISTS]}),  # the model has no labels
-    "/v2/embed": (
-        {"texts": ["a"]},
-        {
-            "texts": [*_NOT_TEXTS, [], [1], None],
-            "embedding_types": [["int8"], "float", [5]],
-            "truncate": ["MIDDLE", 5],
-            "output_dimension": [*_NOT_COUNTS, 8],
-            "max_tokens": _NOT_COUNTS,
-            "inputs": [5, [], ["a"], [{}], [{"content": []}], [{"content": [{"type": "video"}]}]],
-        },
+    **dict.fromkeys(
+        ("/v1/embed", "/v2/embed"),
+        (
+            {"texts": ["a"]},
+            {
+                "texts": [*_NOT_TEXTS, [], [1], None],
+                "embedding_types": [["int8"], "float", [5]],
+                "truncate": ["MIDDLE", 5],
+                "output_dimension": [*_NOT_COUNTS, 8],
+                "max_tokens": _NOT_COUNTS,
+                "inputs": [5, [], ["a"], [{}], [{"content": []}], [{"content": [{"type": "video"}]}]],
+            },
+        ),
     ),
     **dict.fromkeys(
         ("/score", "/v1/score"),

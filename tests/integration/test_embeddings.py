@@ -280,6 +280,25 @@ async def test_cohere(client, expected):
 
 
 @on_one_loop
+async def test_coheres_first_form(client, expected):
+    body = {"texts": TEXTS[3:5], "input_type": "search_document", "truncate": "START"}
+    answer = (await client.post("/v1/embed", json=body)).json()
+    assert np.abs(np.array(answer["embeddings"]) - expected[3:5]).max() <= TOLERANCE
+    assert (answer["response_type"], answer["texts"]) == ("embeddings_floats", TEXTS[3:5])
+    assert answer["meta"]["api_version"] == {"version": "1"}
+    by_type = (await client.post("/v1/embed", json=body | {"embedding_types": ["float", "binary"]})).json()
+    assert by_type["response_type"] == "embeddings_by_type" and by_type["meta"] == answer["meta"]
+    assert by_type["embeddings"]["float"] == answer["embeddings"]
+    assert {*by_type["embeddings"]} == {"float", "binary"}
+    long = ["word " * 600 + "the end"]
+    ends = [
+        (await client.post("/v1/embed", json={"texts": long, "truncate": side})).json()
+        for side in ("START", "END", "NONE")
+    ]
+    assert ends[0]["embeddings"] != ends[1]["embeddings"] and "error" in ends[2]
+
+
+@on_one_loop
 async def test_pooling_gives_a_vector_per_token(client):
     body = {"input": "a cat", "task": "token_embed"}
     [item] = (await client.post("/pooling", json=body)).json()["data"]

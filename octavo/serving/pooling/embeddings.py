@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v2/embed (Cohere), /pooling and /classify."""
+"""POST /v1/embeddings, /v1/embed and /v2/embed (Cohere), /pooling and /classify."""
 
 from typing import Any
 
@@ -97,6 +97,17 @@ async def cohere_embed(caller: Caller, body: protocol.CohereEmbedRequest) -> pro
     return protocol.CohereEmbeddings(work.id, made, body.texts or [], meta)
 
 
+async def cohere_embed_first(
+    caller: Caller, body: protocol.CohereEmbedRequest
+) -> protocol.CohereFloats | protocol.CohereEmbeddings:
+    """The vectors of texts in the first form of Cohere's: a list of them, unless the body names types."""
+    made = await cohere_embed(caller, body)
+    made.meta["api_version"] = {"version": "1"}
+    if body.embedding_types:
+        return made
+    return protocol.CohereFloats(made.id, made.embeddings["float"], made.texts, made.meta)
+
+
 def _with_images(text: str, urls: list[str]) -> PromptType:
     images = [MediaURL(url) for url in urls]
     return {"prompt": text, "multi_modal_data": {"image": images[0] if len(images) == 1 else images}}
@@ -134,6 +145,7 @@ def _as_bytes(work: PoolingWork, form: protocol.EmbeddingFormat, outputs: list[R
 
 ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
     "/v1/embeddings": (protocol.EmbeddingRequest, embed),
+    "/v1/embed": (protocol.CohereEmbedRequest, cohere_embed_first),
     "/v2/embed": (protocol.CohereEmbedRequest, cohere_embed),
     "/pooling": (protocol.PoolingRequest, pool),
     "/classify": (protocol.ClassificationRequest, classify),

@@ -126,7 +126,7 @@ class RerankRequest(PairFields, kw_only=True):
 
 
 class CohereEmbedRequest(Struct, kw_only=True):
-    """POST /v2/embed."""
+    """POST /v1/embed, /v2/embed."""
 
     model: str | None = None
     texts: Texts | None = None
@@ -243,3 +243,13 @@ class CohereEmbeddings(Struct):
     texts: list[str]
     meta: dict[str, Any]
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+
+
+class CohereFloats(Struct):
+    """Vectors."""
+
+    id: str
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: Literal["embeddings_floats"] = "embeddings_floats"
