@@ -10,8 +10,8 @@ to, and no tokenizer is needed here.
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from functools import partial
 from time import thread_time
 from typing import Any, Self
 from weakref import WeakSet
@@ -57,8 +57,8 @@ _SHOWN = 300
 """Characters of the library's message."""
 
 
-_Begin = Callable[[Shortlist | None], llguidance.LLMatcher]
-"""Compiles a grammar for a list, or for all tokens."""
+_Begin = Callable[[Shortlist | None], Future[llguidance.LLMatcher]]
+"""Has a grammar compiled for a list, or for all tokens, on a thread: the library needs no interpreter."""
 _Texts = tuple[Residues | GrammarResidues, list[Steps] | None, list[bytes]]
 """Of a grammar: what decides how its texts go on, the places behind tokens if there are some, and these."""
 
@@ -98,7 +98,9 @@ class _Grammar:
     ) -> None:
         """texts: None if nothing is known of them."""
         self._begin, self._lists, self._texts = begin, lists, texts
-        self._instances: list[dict[Shortlist | None, llguidance.LLMatcher]] = []
+        self._first = [lists.get(place) for place in (Place.OUTSIDE, Place.INSIDE)[: len(lists) or 1]]
+        """Of places that most outputs come to."""
+        self._instances: list[dict[Shortlist | None, Future[llguidance.LLMatcher]]] = []
         self._most_instances = most_instances
         self._open: WeakSet[GuidanceMatcher] = WeakSet()
         self._states: dict[tuple[int, Any], _State] = {}
@@ -118,6 +120,8 @@ class _Grammar:
         self._open.add(matcher)
         while index >= len(self._instances):
             self._instances.append({})
+        for shortlist in self._first if self._num_outputs else ():  # the first one only begins
+            self._have_begun(shortlist, index)
         self._num_outputs += 1
         residue = None
         if self._texts is not None and self._num_outputs > _NUM_UNSHARED:
@@ -126,6 +130,9 @@ class _Grammar:
 
     def reader(self, shortlist: Shortlist | None, instance: int) -> llguidance.LLMatcher:
         """Return the matcher that answers for a list."""
+        return self._have_begun(shortlist, instance).result()
+
+    def _have_begun(self, shortlist: Shortlist | None, instance: int) -> Future[llguidance.LLMatcher]:
         made = self._instances[instance]
         if shortlist not in made:
             made[shortlist] = self._begin(shortlist)
@@ -258,6 +265,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._num_threads = min(_MAX_THREADS, usable_cores())
         self._threads = llguidance.LLExecutor(self._num_threads)
+        self._compilers = ThreadPoolExecutor(self._num_threads, "grammar")
         self._masks: LRU[tuple[int, bytes], np.ndarray] = LRU(_MAX_MASK_BYTES)
         """What the answers for a shortlist mean, by its number and the answer."""
 
@@ -282,7 +290,11 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             texts = Residues(schema, *self._reach), self._steps, self._tokens
         elif lists:
             texts = GrammarResidues(grammar.partition("\n")[2]), None, self._tokens
-        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, most_instances, texts))
+
+        def begin(shortlist: Shortlist | None) -> Future[llguidance.LLMatcher]:
+            return self._compilers.submit(self._begin, grammar, shortlist)
+
+        return GuidanceMatcher(_Grammar(begin, lists, most_instances, texts))
 
     def _shortlists(self, grammar: str) -> dict[int, Shortlist]:
         """Return the list of each place that has one."""

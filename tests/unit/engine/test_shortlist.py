@@ -6,6 +6,7 @@ library itself over all tokens.
 
 import json
 import time
+from threading import current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -295,6 +296,24 @@ def test_schemas_share_lists_that_stay_short(vocabulary):
     for start in range(1000, 40_000, 1000):
         lists(names(*(token.decode(errors="ignore") for token in vocabulary.tokens[start : start + 150])))
     assert len(backend._json[Place.INSIDE]._shared) == shortlist._MAX_SHARED
+
+
+def test_an_output_that_opens_has_its_grammar_compiled_beside(vocabulary, monkeypatch):
+    """For the places that most outputs come to; the first one, which the checker makes, only begins."""
+    backend, begun, begin = GuidanceBackend(vocabulary), [], GuidanceBackend._begin
+
+    def noted(backend, grammar, shortlist):
+        begun.append((shortlist, current_thread() is main_thread()))
+        return begin(backend, grammar, shortlist)
+
+    monkeypatch.setattr(GuidanceBackend, "_begin", noted)
+    first = backend.compile(backend.translate(params_of(ORDERS)))
+    assert begun == [(None, True)]
+    lists, output = first._grammar._lists, first.copy()
+    backend._compilers.shutdown()
+    beside = {(lists[place], False) for place in (Place.OUTSIDE, Place.INSIDE)}
+    assert len(begun) == 3 and set(begun[1:]) == beside
+    assert backend.masks([output])[0].any() and len(begun) == 3
 
 
 def test_many_literals_are_no_longer_list_than_all_tokens(backend, vocabulary):
