@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 from hypothesis import strategies as st
 
-from octavo.messages.pooling import PoolingParams
+from octavo.messages.pooling import LATE_MODES, LateInteractionParams, PoolingParams
 from octavo.messages.sampling import SamplingParams
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -38,6 +38,7 @@ def instances(kind):
             PoolingParams,
             dimensions=st.none() | st.integers(1, 99),
             step_tag_id=st.none() | st.integers(0, 99),
+            late_interaction_params=st.none() | late_interaction_params(),
         )
     if kind is typing.Any:
         return PLAIN
@@ -52,6 +53,12 @@ def instances(kind):
     if isinstance(kind, type) and issubclass(kind, tuple):
         return st.builds(kind, *map(instances, typing.get_type_hints(kind).values()))
     return generics(typing.get_origin(kind), typing.get_args(kind))
+
+
+def late_interaction_params():
+    """Queries and documents."""
+    modes, keys = st.sampled_from(LATE_MODES), st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    return st.builds(LateInteractionParams, modes, keys, st.none() | st.integers(1, 99))
 
 
 def generics(origin, arguments):

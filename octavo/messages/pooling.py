@@ -17,6 +17,28 @@ _REMOVED = {
     "encode": "The task 'encode' was removed; use 'token_embed' or 'token_classify' instead.",
 }
 
+LATE_MODES = ("cache_query", "score_doc")
+
+
+class LateInteractionParams(msgspec.Struct, omit_defaults=True, array_like=True):
+    """A query whose vectors are kept, or a document that is scored against them, by MaxSim.
+
+    query_key: the query's name; query_uses: how many documents there will be, None = 1
+    Raises RequestError for a wrong value.
+    """
+
+    mode: str
+    query_key: str
+    query_uses: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in LATE_MODES:
+            raise wrong("mode", f"must be one of {', '.join(LATE_MODES)}, got {self.mode!r}")
+        if not isinstance(self.query_key, str) or not self.query_key:
+            raise wrong("query_key", f"must be a string that is not empty, got {self.query_key!r}")
+        if self.query_uses is not None:
+            read.integer(self.query_uses, "query_uses", 1, "at least 1")
+
 
 class PoolingParams(msgspec.Struct, omit_defaults=True, tag="pool"):
     """How the vectors of one request are made of hidden states. Raises RequestError for a wrong value."""
@@ -30,10 +52,14 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, tag="pool"):
     task: PoolingTask | None = None
     """None = the method's, or the model's own."""
     skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: LateInteractionParams | None = None
+    """With token_embed: the result is a document's score, or 0 of a query, which is kept."""
 
     def __post_init__(self) -> None:
         if self.task in _REMOVED:
             raise RequestError(_REMOVED[self.task], "task")
+        if not isinstance(self.late_interaction_params, LateInteractionParams | None):
+            raise wrong("late_interaction_params", "must be LateInteractionParams or None")
         if self.task is not None and self.task not in TASKS:
             raise wrong("task", f"must be one of {', '.join(TASKS)}, got {self.task!r}")
         for name, least in (("dimensions", 1), ("step_tag_id", 0)):

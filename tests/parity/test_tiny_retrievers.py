@@ -21,8 +21,11 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from octavo import LLM, PoolingParams
+from octavo import LLM, PoolingParams, RequestError
+from octavo.base.errors import OctavoError
 from octavo.config.pair_templates import PAIR_TEMPLATES
+from octavo.messages.pooling import LateInteractionParams
+from octavo.runtime.heads import pool
 from octavo.runtime.models.encoder import Encoder
 from octavo.runtime.models.interface import Family
 from tests.tiny_encoders import make_encoder, make_tokenizer, save
@@ -138,6 +141,52 @@ def test_colbert(colbert):
     np.testing.assert_allclose(out.outputs.data, unit(states(oracle, PROMPTS[1]) @ weight.T), atol=1e-5)
     query, document = (unit(states(oracle, ids_of(text)) @ weight.T) for text in TEXTS[:2])
     assert score.outputs.score == pytest.approx(maxsim(query, document), abs=1e-4)
+
+
+def interacting(mode, key, uses=None):
+    return PoolingParams(late_interaction_params=LateInteractionParams(mode, key, uses))
+
+
+def test_documents_scored_where_their_query_is(colbert, monkeypatch):
+    oracle, folder, weight = colbert
+    stored = load_file(folder / "model.safetensors")
+    save_file(stored | {"linear.weight": weight}, folder / "model.safetensors")
+    change_config(folder, architectures=["HF_ColBERT"], colbert_dim=16)
+    first, second, *_, third = [*PROMPTS, ids_of(TEXTS[2])]
+    vectors = [unit(states(oracle, ids) @ weight.T) for ids in (first, second, third)]
+    monkeypatch.setattr(pool, "MAX_QUERIES", 2)
+    with engine(folder) as llm:
+
+        def results(prompts, *asked):
+            return [float(out.outputs.data) for out in llm.encode(prompts, list(asked), use_tqdm=False)]
+
+        queries = interacting("cache_query", "a", 3), interacting("cache_query", "b")
+        assert results([first, third], *queries) == [0, 0]
+        of_a, of_b = interacting("score_doc", "a"), interacting("score_doc", "b")
+        found = results([second, third, second], of_a, of_b, of_a)
+        expected = [maxsim(vectors[0], vectors[1]), maxsim(vectors[2], vectors[2])]
+        assert found == pytest.approx([*expected, expected[0]], abs=1e-4)
+        with pytest.raises(OctavoError, match="no query 'b'"):  # it was for one document
+            results([second], of_b)
+        assert results([third], of_a) == pytest.approx([maxsim(vectors[0], vectors[2])], abs=1e-4)
+        with pytest.raises(OctavoError, match="no query 'a'"):
+            results([third], of_a)
+        for key in "cde":
+            results([first], interacting("cache_query", key))
+        with pytest.raises(OctavoError, match="no query 'c'"):  # two are kept
+            results([first], interacting("score_doc", "c"))
+        assert len(results([first, first], *(interacting("score_doc", key) for key in "de"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [(("cache", "a"), "mode"), (("score_doc", ""), "query_key"), (("cache_query", "a", 0), "query_uses")],
+)
+def test_wrong_late_interaction(given, field):
+    with pytest.raises(RequestError, match=field):
+        LateInteractionParams(*given)
+    with pytest.raises(RequestError, match="late_interaction_params"):
+        PoolingParams(late_interaction_params=given)
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -43,6 +43,8 @@ def resolve_pooling(params: PoolingParams, config: EngineConfig) -> PoolingParam
     if task not in pooling.tasks:
         known = f"Unsupported task: {task!r}. Supported tasks: {', '.join(pooling.tasks)}."
         raise RequestError(_APIS.get(task, known), "task")
+    if params.late_interaction_params is not None and task != "token_embed":
+        raise wrong("late_interaction_params", f"is for task token_embed, not {task}")
     if params.dimensions is not None:
         _check_dimensions(params.dimensions, config)
     return msgspec.structs.replace(params, task=task)

@@ -11,6 +11,9 @@ from functools import partial
 from itertools import chain, count, groupby
 from typing import NamedTuple
 from uuid import uuid4
+from zlib import crc32
+
+import msgspec
 
 from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
@@ -112,6 +115,10 @@ class PoolingInput:
             texts = [Text(len(read.tokens.ids), *read.tokens[1:]) for read in reads]
             spec = RequestSpec(params, 0)
         standing = options.standing()
+        if (late := params.late_interaction_params) is not None and standing.data_parallel_rank is None:
+            # A query is where its documents are.
+            place = crc32(late.query_key.encode()) % self._config.parallel.num_replicas
+            standing = msgspec.structs.replace(standing, data_parallel_rank=place)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
             request_id=next(self._ids),

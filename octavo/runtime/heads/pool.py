@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.pooling import PoolingConfig
-from octavo.messages.pooling import PoolingParams
+from octavo.messages.pooling import LateInteractionParams, PoolingParams
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch
@@ -31,6 +31,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": lambda x: x.softmax(-1),
 }
+MAX_QUERIES = 1024
+"""That are kept for documents; then the oldest goes."""
 
 
 class _Whole(NamedTuple):
@@ -54,6 +56,8 @@ class PoolHead(Head):
         super().__init__()
         self._config, self._state = config, state
         self._earlier: dict[int, list[Tensor]] = {}
+        self._queries: dict[str, tuple[Tensor, int]] = {}
+        """Vectors, and how many documents are to come; by the keys of late interaction."""
 
     def read(self, request: NewRequest) -> RequestSpec:
         return request.spec
@@ -82,7 +86,14 @@ class PoolHead(Head):
         whole = self._take(work, hidden, outcome.request_ids)
         per_token = [prompt for prompt in whole if prompt.params.is_per_token]
         for prompt in per_token:
-            self._send(outcome, [prompt], self._per_token(prompt, model)[None])
+            made: Tensor | None
+            made = vectors = self._per_token(prompt, model)
+            if (late := prompt.params.late_interaction_params) is not None:
+                made = self._interact(late, prompt, vectors)
+            if made is not None:
+                self._send(outcome, [prompt], made[None])
+            elif late is not None:
+                outcome.errors[prompt.request_id] = f"There is no query {late.query_key!r:.99} to score by."
         pooled = [prompt for prompt in whole if not prompt.params.is_per_token] if per_token else whole
         if pooled:
             joined = hidden if is_all and len(pooled) == len(work.rows) else None
@@ -160,6 +171,24 @@ class PoolHead(Head):
             hidden = hidden[self._state.token_ids[prompt.row, : len(hidden)] == tag]
         x = self._results(hidden, model)
         return self._activate(x[:, : prompt.params.dimensions], prompt.params.use_activation)
+
+    def _interact(self, late: LateInteractionParams, prompt: _Whole, vectors: Tensor) -> Tensor | None:
+        """Keep a query's vectors, for 0; or return a document's score, None without its query."""
+        if late.mode == "cache_query":
+            self._queries.pop(late.query_key, None)
+            if len(self._queries) == MAX_QUERIES:
+                del self._queries[next(iter(self._queries))]
+            self._queries[late.query_key] = vectors.float(), late.query_uses or 1
+            return vectors.new_zeros(())
+        query, uses = self._queries.pop(late.query_key, (None, 0))
+        if query is None:
+            return None
+        if uses > 1:
+            self._queries[late.query_key] = query, uses - 1
+        if skipped := self._config.skipped_tokens:
+            ids = self._state.token_ids[prompt.row, : len(vectors)]
+            vectors = vectors[~torch.isin(ids, ids.new_tensor(skipped))]
+        return functional.pad(query @ vectors.float().T, (0, 1), value=-np.inf).amax(1).sum()
 
     def _send(self, outcome: PendingStep, prompts: list[_Whole], results: Tensor) -> None:
         """Send results, [prompts, …], to the host."""
