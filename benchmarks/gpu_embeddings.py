@@ -37,13 +37,14 @@ OF_REQUEST, CLIENTS = 256, 16
 OPTIONS = {"dtype": "bfloat16", "max_num_batched_tokens": 32768, "max_num_seqs": 2048}
 
 
-def write(folder: Path, tokenizer: Path) -> None:
-    """Make a Sentence-BERT folder of random weights that show."""
-    from transformers import BertConfig, BertModel
+def write(folder: Path, tokenizer: Path, dtype: torch.dtype = torch.bfloat16, kind: str = "Bert") -> None:
+    """Make a Sentence-BERT folder of random weights that show. kind: a family of transformers"""
+    import transformers
 
     torch.manual_seed(0)
-    model = BertModel(BertConfig(**SHAPE, initializer_range=0.05), add_pooling_layer=False)
-    model.bfloat16().save_pretrained(folder)
+    config = getattr(transformers, f"{kind}Config")(**SHAPE, initializer_range=0.05)
+    model = getattr(transformers, f"{kind}Model")(config, add_pooling_layer=False)
+    model.to(dtype).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, folder)

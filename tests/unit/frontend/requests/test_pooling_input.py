@@ -13,7 +13,7 @@ from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.pooling_output import data_of
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.pooling_input import MAX_TEXTS, outputs_of
-from octavo.messages.pooling import Pooled, PoolingParams
+from octavo.messages.pooling import LateInteractionParams, Pooled, PoolingParams
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats, Text
 from tests.fakes import ByteTokenizer, fake_config, options
 
@@ -23,8 +23,10 @@ ENCODER = PoolingConfig(
 EMBED = PoolingParams(task="embed")
 
 
-def prepare(prompts, params=EMBED, wanted=None, pooling=ENCODER):
-    processor = InputProcessor(replace(fake_config(max_model_len=20), pooling=pooling), ByteTokenizer())
+def prepare(prompts, params=EMBED, wanted=None, pooling=ENCODER, replicas=1):
+    config = fake_config(max_model_len=20)
+    parallel = replace(config.parallel, data_parallel_size=replicas)
+    processor = InputProcessor(replace(config, pooling=pooling, parallel=parallel), ByteTokenizer())
     every = params if isinstance(params, list) else [params] * len(prompts)
     names = [f"name-{place}" for place in range(len(prompts))]
     return processor.process_all(prompts, every, wanted or [options()] * len(prompts), names)
@@ -60,6 +62,23 @@ def test_neighbours_are_one_request():
 )
 def test_what_asks_for_something_else_is_another_request(changes, expected):
     assert texts_of(prepare(**{"prompts": ["a", "b", "c", "d"]} | changes)) == expected
+
+
+def late(key, mode="score_doc", **others):
+    return PoolingParams(late_interaction_params=LateInteractionParams(mode, key), **others)
+
+
+def test_documents_go_where_their_query_is():
+    pooling = replace(ENCODER, tasks=("token_embed", "embed"))
+    keys = [f"query {number}" for number in range(20)]
+    params = [late(key, mode) for key in keys for mode in ("cache_query", "score_doc")]
+    made = prepare(["a"] * 40, params, pooling=pooling, replicas=3)
+    places = [one.engine_requests[0].standing.data_parallel_rank for one in made]
+    assert places[::2] == places[1::2] and set(places) == {0, 1, 2}
+    [asked] = prepare(["a"], late("b"), [options(data_parallel_rank=1)], pooling, 3)
+    assert asked.engine_requests[0].standing.data_parallel_rank == 1
+    with pytest.raises(OctavoError, match="late_interaction_params is for task token_embed, not embed"):
+        prepare(["a"], late("b", task="embed"), pooling=pooling)
 
 
 def test_one_text_that_is_wrong_refuses_all():
