@@ -11,8 +11,8 @@ from octavo.runtime.attention import shared_context
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.shared_context import SharedContext, merge_parts
 from octavo.runtime.batch import ForwardBatch, GroupTables, MutualSpans
-from octavo.runtime.kernels.attention import HeadInputs, Ragged, Scores, Share
-from octavo.runtime.kernels.cache_layout import CacheLayout
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores, Share
+from octavo.runtime.kernels.cache_layout import CacheLayout, make_latent_spec
 from octavo.runtime.kernels.ref.cache import paged_attention as reference
 from octavo.runtime.platforms.platform import get_platform
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
@@ -176,3 +176,49 @@ def test_a_divided_cache_is_a_whole_one(interleave, is_broken, monkeypatch):
     for rank, part in enumerate(found):
         whole = run(PagedBackend(platform), rank, 8)
         assert torch.allclose(part, whole, atol=1e-5) != is_broken
+
+
+@pytest.mark.parametrize("interleave", [1, 4])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_every_rank_has_the_latents_of_a_step(interleave, is_broken, monkeypatch):
+    """Of which it keeps its own, to which later tokens attend; what it keeps is not enough for a prompt."""
+    torch.manual_seed(3)
+    platform, spec = get_platform("cpu", 1), make_latent_spec(24, torch.float32)
+    q, latent = torch.randn(2, 24, 4, 24), torch.randn(24, 1, 24)
+    angles = torch.randn(24, 4)
+    rotation, norms = Rotation(angles.cos(), angles.sin(), False), HeadNorms(None, torch.rand(16) + 0.5, 1e-5)
+
+    def step(start, end):
+        slots = torch.arange(8 + start, 8 + end)
+        tables = GroupTables(torch.tensor([[1, 2, 3]], dtype=torch.int32), slots)
+        lens = {"cu_q_lens": torch.tensor([0, end - start]).int(), "kv_lens": torch.tensor([end]).int()}
+        ids = {"input_ids": slots, "positions": slots, "kv_caches": [], "groups": [tables]}
+        return tables, ForwardBatch(**lens, **ids, group_of_layer=[0])
+
+    def run(backend, rank, block_size):
+        cache = CacheLayout(spec, block_size).zeros(6, torch.device("cpu"))
+        found = []
+        for start, end in ((0, 23), (23, 24)):
+            turn = Rotation(rotation.cos[start:end], rotation.sin[start:end], False)
+            new = HeadInputs(q[rank, start:end].clone(), *[latent[start:end].clone()] * 2, turn, norms)
+            tables, batch = step(start, end)
+            found += backend.store(new, cache, tables, batch)
+        return [*found, backend.attend_singles(found[2], cache, tables, batch, Scores(0.4, keys_only=8))]
+
+    if is_broken:
+
+        def store(self, new, cache, tables, batch):
+            own = self.slots(tables, cache, batch)
+            made = platform.kernels.attention.store_kv(new, cache, own)
+            return made, cache.view(-1, cache.shape[-1])[own]
+
+        monkeypatch.setattr(SharedContext, "store", store)
+    meeting, told = threading.Barrier(2), [None, None]
+    ranks = [SharedContext(platform, "float32", _Ranks(r, 2, meeting, told), interleave) for r in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        every = list(threads.map(run, ranks, range(2), [4, 4]))
+    for rank, found in enumerate(every):
+        queries, stored, _, _, seen = run(PagedBackend(platform), rank, 8)
+        torch.testing.assert_close(found[0], queries)
+        assert torch.allclose(found[1], stored) != is_broken
+        torch.testing.assert_close(found[4][..., 8:], seen[..., 8:])

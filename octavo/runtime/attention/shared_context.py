@@ -4,7 +4,8 @@ Runs of `interleave` tokens go to the ranks in turn. Blocks of all ranks have th
 times as many tokens as slots: only this file knows which rank has which token. Queries of the ranks are
 gathered; every rank attends to the tokens that it has, for the heads of all; what it has seen goes to the
 rank of its heads, which adds up what came, weighted by log-sum-exp. So does vLLM's decode context
-parallelism with its exchange all to all; here prompts go the same way.
+parallelism with its exchange all to all; here prompts go the same way, but for latent ones that begin in
+the step: every rank has their latent vectors, and makes the keys and values of its heads.
 """
 
 import torch
@@ -43,13 +44,39 @@ class SharedContext(PagedBackend):
     ) -> Tensor:
         if not scores.is_causal or self._ranks.process_group is None:  # ranks of a plan
             return super().run(new, cache, tables, batch, scores)
-        kernels = self.platform.kernels.attention
-        q = kernels.store_kv(new, cache, self.slots(tables, cache, batch))
+        q = self.platform.kernels.attention.store_kv(new, cache, self.slots(tables, cache, batch))
+        return self._attend(q, cache, tables, *self._of_step(batch, len(q)), scores)
+
+    def store(
+        self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See AttentionBackend: all tokens are rounded as the cache rounds, then a rank keeps its own."""
+        store, num_tokens = self.platform.kernels.attention.store_kv, len(new.q)
+        every = cache.new_zeros(-(-num_tokens // cache.shape[2]), *cache.shape[1:])
+        q = store(new, every, torch.arange(num_tokens, device=cache.device))
+        stored = every.view(-1, cache.shape[-1])[:num_tokens].to(q.dtype)
+        latent = stored[:, None]
+        store(HeadInputs(q[:, :1], latent, latent), cache, self.slots(tables, cache, batch))
+        return q, stored
+
+    def attend_singles(
+        self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
+    ) -> Tensor:
+        if self._ranks.process_group is None:  # ranks of a plan
+            return super().attend_singles(q, cache, tables, batch, scores)
+        num_seen = self._count(batch.kv_lens[: len(q)])
+        keys = Ragged(cu_q_lens=batch.cu_q_lens[: len(q) + 1], kv_lens=num_seen)
+        return self._attend(q, cache, tables, keys, num_seen, scores)
+
+    def _attend(
+        self, q: Tensor, cache: Tensor, tables: GroupTables, keys: Ragged, num_seen: Tensor, scores: Scores
+    ) -> Tensor:
+        """Attend for heads of all ranks to what this one has of the first requests of a step; merge."""
         every = self._ranks.all_gather(q.flatten(1)).view(len(q), -1, q.shape[2])
-        keys, num_seen = self._of_step(batch, len(q))
         share = Share(num_seen, every.new_empty(every.shape[:2], dtype=torch.float32))
         plain = scores._replace(sinks=None)
-        seen = kernels.paged_attention(every, cache, tables.block_tables, keys, plain, share)
+        blocks = tables.block_tables[: len(keys.kv_lens)]
+        seen = self.platform.kernels.attention.paged_attention(every, cache, blocks, keys, plain, share)
         return self._merge(seen, share.log_sums, scores.sinks)
 
     def slots(self, tables: GroupTables, cache: Tensor, batch: ForwardBatch) -> Tensor:

@@ -7,7 +7,7 @@ from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.step_cache import step_cache
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext
@@ -105,17 +105,14 @@ class Attention(nn.Module):
         return self._kernels.store_kv(new, cache, slots)
 
     def store(self, new: HeadInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Store without attending: the new q, and what a latent cache has of the step's tokens, [T, D]."""
-        cache, slots = batch.kv_caches[self.layer_id], batch.tables(self.layer_id).slots
-        q = self.keep(new, batch)
-        return q, cache.view(-1, cache.shape[-1])[slots].to(q.dtype)
+        """See AttentionBackend.store."""
+        cache = batch.kv_caches[self.layer_id]
+        return self._backend.store(new, cache, batch.tables(self.layer_id), batch)
 
     def attend_singles(self, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend for the requests with one new token."""
-        n = len(q)
-        singles = Ragged(cu_q_lens=batch.cu_q_lens[: n + 1], kv_lens=batch.kv_lens[:n])
-        tables = batch.tables(self.layer_id).block_tables[:n]
-        return self._kernels.paged_attention(q, batch.kv_caches[self.layer_id], tables, singles, self._scores)
+        """See AttentionBackend.attend_singles."""
+        cache, tables = batch.kv_caches[self.layer_id], batch.tables(self.layer_id)
+        return self._backend.attend_singles(q, cache, tables, batch, self._scores)
 
 
 def make_cache(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> Tensor:

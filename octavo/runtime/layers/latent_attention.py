@@ -89,9 +89,7 @@ class LatentAttention(nn.Module):
         self.attention = Attention(build, layer_id, spec, scale=arch.scale, keys_only=arch.rope_size)
         self.out = RowLinear(build.at("out"), arch.num_heads * arch.value_size, size, arch.bias)
         self._has_query_rank = bool(rank)
-        # Keys and values of a prompt are made of what is stored; of which a rank may have a part only.
-        has_all = build.parallel.dcp.size == 1
-        self._prompts = build.kernels.attention.latent_prompts if has_all else None
+        self._prompts = build.kernels.attention.latent_prompts
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
         """Map [T, size] to [T, size], or to these rows of it."""
