@@ -46,15 +46,20 @@ def write_gguf(
     types: dict[str, str],
     default: str = "F32",
     entries: Iterable[Entry] = (),
+    left_out: str = "-",
 ) -> Path:
     """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights.
 
-    entries: metadata beside the sizes
+    Keys and values of latent heads are two tensors if `types` has attn_k_b.
+
+    entries: metadata beside the sizes; left_out: tensors of that name are
     """
     architecture, names = _names(oracle)
+    is_split = "attn_k_b" in types
     rows, data = [], bytearray()
-    for name, parameter in _tensors(oracle):
-        if name.startswith("pooler."):  # which embedders do not need
+    tensors = _tensors(oracle)
+    for name, parameter in _split_heads(oracle, tensors) if is_split else tensors:
+        if name.startswith("pooler.") or left_out in name:  # which embedders do not need
             continue
         stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
         values = _to_gguf(architecture, oracle, name, parameter).contiguous().numpy()
@@ -70,7 +75,10 @@ def write_gguf(
     for name, divisors in _rope_divisors(oracle).items():
         rows.append(Tensor(f"{name}.weight", divisors.shape, 0, len(data)))
         data += divisors.numpy().tobytes() + bytes(-divisors.nbytes % 32)
-    path.write_bytes(gguf_bytes([*_entries(architecture, oracle), *entries], rows, bytes(data)))
+    head = _entries(architecture, oracle)
+    if is_split:
+        head = _with_split_heads(oracle, head)
+    path.write_bytes(gguf_bytes([*head, *entries], rows, bytes(data)))
     return path
 
 
@@ -114,6 +122,30 @@ def _tensors(oracle: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     for name, bias in oracle.named_buffers():
         if name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), bias
+
+
+def _split_heads(
+    oracle: PreTrainedModel, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Keys and values of latents as two tensors, keys turned; views, which the oracle's weights follow."""
+    for name, data in tensors:
+        if "kv_b_proj" not in name:
+            yield name, data
+            continue
+        heads = data.view(oracle.config.num_attention_heads, -1, data.shape[1])
+        size = oracle.config.qk_nope_head_dim
+        yield name.replace("kv_b", "k_b"), heads[:, :size].transpose(1, 2)
+        yield name.replace("kv_b", "v_b"), heads[:, size:]
+
+
+def _with_split_heads(oracle: PreTrainedModel, head: list[Entry]) -> list[Entry]:
+    """As the converter writes: one head of keys, the latent, and the sizes of the others by own names."""
+    config = oracle.config
+    latent, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    values = {"head_count_kv": 1, "key_length": latent + rope, "value_length": latent}
+    values |= {"key_length_mla": config.qk_nope_head_dim + rope, "value_length_mla": config.v_head_dim}
+    own = [(f"deepseek2.attention.{name}", UINT32, value) for name, value in values.items()]
+    return [entry for entry in head if entry[0] not in {name for name, *_ in own}] + own
 
 
 def _of_gpt_oss(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

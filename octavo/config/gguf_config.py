@@ -51,6 +51,8 @@ _KEYS = {
     "q_lora_rank": "attention.q_lora_rank",
     "kv_lora_rank": "attention.kv_lora_rank",
     "v_head_dim": "attention.value_length",
+    "latent_key_length": "attention.key_length_mla",
+    "latent_value_length": "attention.value_length_mla",
 }
 
 _OF_TOKENIZERS = {
@@ -223,14 +225,20 @@ def _complete_qwen3moe(config: Config) -> None:
 
 
 def _complete_deepseek2(config: Config) -> None:
-    """DeepSeek-V3 chooses experts by sigmoid. Raises BadCheckpoint for files without what V2 needs."""
-    size, share = config.get("head_dim"), config.pop("partial_rotary_factor", None)
-    if not size or share is None or config.get("v_head_dim", size) > size:
+    """DeepSeek-V3 chooses experts by sigmoid. Raises BadCheckpoint for files without what V2 needs.
+
+    Newer files count the latent as the one key head: the sizes of the heads have names of their own.
+    """
+    stored, share = config.get("head_dim"), config.pop("partial_rotary_factor", None)
+    size = config["head_dim"] = config.pop("latent_key_length", stored)
+    config["v_head_dim"] = config.pop("latent_value_length", config.get("v_head_dim", size))
+    if not (stored and size) or share is None or config["v_head_dim"] > size:
         raise BadCheckpoint(
             "The GGUF file lacks attention.key_length, rope.dimension_count or attention.value_length of its "
-            "heads: octavo reads files whose heads are one tensor, attn_kv_b"
+            "heads"
         )
-    rope_size = round(share * size)
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    rope_size = round(share * stored)
     config |= {"qk_rope_head_dim": rope_size, "qk_nope_head_dim": size - rope_size}
     if config.pop("expert_gating_func", 1) == _SIGMOID:
         config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.loader import gguf
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, oracle_logits, tiny_config
@@ -42,3 +44,30 @@ def test_logits(tmp_path, architecture, types):
     prompts = make_prompts(oracle.config.vocab_size)
     for logits, prompt in zip(prompt_logits(load(path), prompts), prompts, strict=True):
         torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("types", [{"attn_k_b": "F32"}, {"attn_k_b": "F16", "attn_v_b": "Q8_0"}])
+def test_keys_and_values_of_latents_apart(tmp_path, architecture, types, monkeypatch):
+    """As llama.cpp writes DeepSeek since 2025; not with the keys as they lie."""
+    oracle = make_oracle(tiny_config(architecture) | CONFIGS[architecture] | {"qk_nope_head_dim": 32})
+    path = write_gguf(oracle, tmp_path / "tiny.gguf", types)
+    prompt = max(make_prompts(oracle.config.vocab_size), key=len)
+    expected = oracle_logits(oracle, prompt)
+    torch.testing.assert_close(prompt_logits(load(path), [prompt])[0], expected, atol=TOLERANCE, rtol=0)
+    numbers = gguf._numbers
+
+    def turned(file, name):
+        found = numbers(file, name)
+        return found if "attn_v_b" in name else found.transpose(1, 2).reshape(found.shape)
+
+    monkeypatch.setattr(gguf, "_numbers", turned)
+    assert (prompt_logits(load(path), [prompt])[0] - expected).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("left_out", ["k_b_proj", "v_b_proj"])
+def test_half_of_the_latents_heads(tmp_path, left_out):
+    oracle = make_oracle(tiny_config("DeepseekV2ForCausalLM") | LATENT)
+    path = write_gguf(oracle, tmp_path / "tiny.gguf", {"attn_k_b": "F32"}, left_out=left_out)
+    with pytest.raises(BadCheckpoint, match=r"blk\.0\.attn_[kv]_b\.weight' .*blk\.0\.attn_[kv]_b\.weight'"):
+        load(path)

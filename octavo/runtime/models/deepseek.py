@@ -39,6 +39,8 @@ class DeepseekV2(Decoder):
             "blk.*.attn_q_b": to("layers.*.attention.q"),
             "blk.*.attn_kv_a_mqa": to("layers.*.attention.kv_a"),
             "blk.*.attn_kv_a_norm": to("layers.*.attention.kv_norm"),
+            "blk.*.attn_k_b": to("layers.*.attention.heads"),  # with attn_v_b, as the reader joins them
+            "blk.*.attn_v_b": to("layers.*.attention.heads"),
             "blk.*.attn_kv_b": to("layers.*.attention.heads"),
             "blk.*.exp_probs_b": to("layers.*.mlp.choice"),
             "blk.*.ffn_gate_shexp": to("layers.*.mlp.shared.up", "gate"),
