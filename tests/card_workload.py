@@ -177,7 +177,7 @@ def _between(table, dtype):
 
 
 def _experts(table, dtype):
-    for rows in (1, 4, 40, 200, 300, 600):
+    for rows in (1, 4, 40, 200, 300, 600, 4200):
         logits = _empty(rows, 64, dtype=torch.float32)
         routing = table.experts.route(logits, None, Router(8))
         x = _empty(rows, 1024, dtype=dtype)
@@ -188,14 +188,16 @@ def _experts(table, dtype):
             table.experts.block_experts(x, routing, stacks, ExpertForm(), None)
         for in_blocks in (False, True) if dtype != torch.float32 else ():
             shapes = (256, 1024), (256, 1024), (1024, 256)
-            stacks = Stacks(*(_stack_of_bytes(64, n, k, in_blocks) for n, k in shapes))
-            table.experts.block_experts(x, routing, stacks, ExpertForm(), None)
+            for precision in "float32", "int8", "float8":
+                if precision == "float32" or eight_bits.can_multiply("F8" if precision == "float8" else "S8"):
+                    stacks = Stacks(*(_stack_of_bytes(64, n, k, in_blocks, precision) for n, k in shapes))
+                    table.experts.block_experts(x, routing, stacks, ExpertForm(), None)
 
 
-def _stack_of_bytes(count, n, k, in_blocks):
+def _stack_of_bytes(count, n, k, in_blocks, precision):
     scales = _empty(count, *((n // 128, k // 128) if in_blocks else (n,)), dtype=torch.float32)
-    name = "F8" if eight_bits.can_multiply("F8") else "S8"
-    return Packed(_empty(count, n, k, dtype=torch.uint8), name, scales=scales)
+    name = "F8" if eight_bits.can_multiply("F8") and precision != "int8" else "S8"
+    return Packed(_empty(count, n, k, dtype=torch.uint8), name, precision, scales)
 
 
 def _stack(name, count, n, k):

@@ -116,9 +116,11 @@ class HostExperts(DenseExperts):
 class BlockExperts(ExpertsMethod):
     """Multiplies matrices in blocks; those of one projection have one type."""
 
-    def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
-        """Begin empty. parameter: what takes the tensors of the checkpoint"""
-        self._storage, self._parameter_type = storage, parameter
+    def __init__(
+        self, storage: Storage, parameter: MakeBlocks = BlockParameter, *, rounds_inputs: bool = False
+    ) -> None:
+        """Begin empty. parameter: what takes the tensors of the checkpoint; rounds_inputs: see Form"""
+        self._storage, self._parameter_type, self._rounds_inputs = storage, parameter, rounds_inputs
         self._stacks: Stacks | tuple[()] = ()
 
     def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
@@ -165,7 +167,7 @@ class BlockExperts(ExpertsMethod):
 
     def _pack(self, stacked: Blocks) -> Packed:
         name = stacked.type.name
-        return Packed(stacked.data, name, self._storage.precision_of(name))
+        return Packed(stacked.data, name, self._storage.precision_of(name, rounds=self._rounds_inputs))
 
 
 class WidenedExperts(BlockExperts):
@@ -226,6 +228,9 @@ def _plain_stacks(up: Tensor, down: Tensor) -> Stacks:
     return Stacks(*(Packed((b := blocks_of_one(part)).data, b.type.name) for part in (gate, value, down)))
 
 
-def make_block_experts(storage: Storage, parameter: MakeBlocks = BlockParameter) -> ExpertsMethod:
+def make_block_experts(
+    storage: Storage, parameter: MakeBlocks = BlockParameter, *, rounds_inputs: bool = False
+) -> ExpertsMethod:
     """Return the device's method for experts in blocks."""
-    return (BlockExperts if storage.device.type == "cpu" else UnpackedExperts)(storage, parameter)
+    kind = BlockExperts if storage.device.type == "cpu" else UnpackedExperts
+    return kind(storage, parameter, rounds_inputs=rounds_inputs)

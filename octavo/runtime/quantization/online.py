@@ -66,9 +66,8 @@ class Online(Scheme):
         (chosen,) = names
         if not chosen:
             return self._plain.experts(name)
-        return make_block_experts(
-            self.storage, partial(PackingParameter, lambda _, part: PACKERS[chosen](part))
-        )
+        pack = partial(PackingParameter, lambda _, part: PACKERS[chosen](part))
+        return make_block_experts(self.storage, pack, rounds_inputs=chosen.startswith("fp8"))
 
     def router(self, name: str) -> LinearMethod:
         """Keep routers as they are: another choice of experts changes everything behind it."""

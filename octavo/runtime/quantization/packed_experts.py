@@ -56,8 +56,10 @@ class PackedExperts(BlockExperts):
         for projection, layout in self._layouts.items():
             for shard in layout.shards:
                 single = _single(layout, shard)
+                form = self._form_of(projection, shard.name)
+                self._rounds_inputs |= form.rounds_inputs
                 with blaming(f"{self._name}.{projection}", shard):
-                    tensors = self._form_of(projection, shard.name).tensors(part_of(single))
+                    tensors = form.tensors(part_of(single))
                 for suffix, expected in tensors.items():
                     stack = self._stored[projection].setdefault(suffix, StoredStack(layout))
                     stack.expect(single, expected)

@@ -63,7 +63,8 @@ def block_experts(
     """See experts.BlockExperts."""
 
     def multiply(rows: Tensor, matrix: Packed, expert: int) -> Tensor:
-        return block_matmul(rows, matrix._replace(blocks=matrix.blocks[expert]))
+        scales = None if matrix.scales is None else matrix.scales[expert]
+        return block_matmul(rows, matrix._replace(blocks=matrix.blocks[expert], scales=scales))
 
     def both(rows: Tensor, expert: int) -> Tensor:
         return torch.cat([multiply(rows, stacks.gate, expert), multiply(rows, stacks.up, expert)], 1)

@@ -6,6 +6,7 @@ pair's slot is slot * E + expert. All of it has the shape of the step and nothin
 captured steps serve whatever adapters come later.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch import Tensor
 from octavo.runtime.kernels.adapters import ENTRY
 from octavo.runtime.kernels.experts import Changes, ExpertForm, Routing, Shared, Stacks
 from octavo.runtime.kernels.triton import experts
-from octavo.runtime.kernels.triton.experts import Matrices, activated, add_up, kind_of, multiply, tiles_of
+from octavo.runtime.kernels.triton.experts import Matrices, add_up, kind_of, multiply, tiles_of
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.rounded_experts import activated
 
 _WIDTH = 1024
 _CHANGED_AT_ONCE = 1 << 13  # pairs, which bounds the memory of what they make
@@ -102,7 +104,8 @@ def _multiply_changed(
     if form.weighs_inputs:
         rows = (rows * weights.view(-1, 1)).to(x.dtype)
     groups, tiles = group(keys.flatten(), len(changes.up.entries)), tiles_of(x, ids, up)
-    both, between = made.new_empty((len(made), 2 * inner)), x.new_empty((len(made), inner))
+    both = made.new_empty((len(made), 2 * inner), dtype=torch.float32)
+    between = x.new_empty((len(made), inner))
     multiply(x, routing, tiles, up, form.up_bias, both, UP=True, APART=True, **kind_of(form))
     change(rows, both, groups, changes.up, None)
     width, how = min(power_of_2(inner), _WIDTH), kind_of(form) | {"WEIGHS": True}

@@ -16,11 +16,13 @@ from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import BYTES
 from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
-from octavo.runtime.kernels.triton.elementwise import KINDS, act
+from octavo.runtime.kernels.triton.elementwise import KINDS
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.rounded_experts import finish, rounded_kernel, shapes
 from octavo.runtime.kernels.triton.routing import Tiles, sort_pairs
 
 _SUM_WIDTH = 1024
+_ROUNDED = "float8", "int8"  # what recipes of 8-bit checkpoints round inputs to
 
 
 # fmt: off
@@ -143,7 +145,6 @@ def _expert_kernel(
     if WEIGHS and UP:
         factor = tl.load(weights + pair, mask=there, other=0.0)
     row = pair // TOP_K * stride_x if UP else pair * stride_x
-    rows: tl.constexpr = 2 * N if UP else N
     begin = expert.to(tl.int64) * STRIDE
     if PLACED:
         begin = tl.load(places + expert)
@@ -157,29 +158,10 @@ def _expert_kernel(
         TILE_K, UP, factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES, ROWS, GROUPS,
     )
     release(PDL)
-    if BIASED:
-        bias += expert * rows
-        first += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        if UP:
-            second += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    place, mask = pair[:, None] * (2 * N if APART else N) + n[None, :], there[:, None] & (n < N)[None, :]
-    if UP and APART:
-        tl.store(out + place + N, second, mask=mask)
-    elif UP:
-        first = activated(first, second, KIND, LIMIT, ALPHA)
-    elif not WEIGHS:
-        first *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
-    tl.store(out + place, first.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def activated(gate, value, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """Return what an expert makes of gates and values; see ExpertForm."""
-    if LIMIT > 0:
-        gate = tl.minimum(gate, LIMIT)
-        return gate * tl.sigmoid(ALPHA * gate) * (tl.clamp(value, -LIMIT, LIMIT) + 1.0)
-    else:  # noqa: RET505  # both branches of a constant are compiled after a return
-        return act(gate, KIND) * value
+    finish(
+        first, second, pair, there, n, expert, weights, bias, out, N, UP, WEIGHS, BIASED, KIND, LIMIT, ALPHA,
+        APART,
+    )
 
 
 @triton.jit
@@ -216,6 +198,8 @@ class Matrices(NamedTuple):
     others: Tensor | None
     places: Tensor | None
     how: dict[str, Any]
+    rounds: str = ""
+    """The kind of bytes that inputs of sorted pairs are rounded to."""
 
     @property
     def num_experts(self) -> int:
@@ -237,7 +221,8 @@ def _packed(first: Packed, second: Packed) -> Matrices:
         plain, scales = _plain(a.view(BYTES[name]), b.view(BYTES[name])), first.scales
         groups = scales.shape[2] if scales.dim() == 3 else 1
         how = plain.how | {"ROWS": a.shape[1] // scales.shape[1], "GROUPS": groups}
-        return plain._replace(scales=scales, others=second.scales, how=how)
+        rounds = name if first.input_precision in _ROUNDED else ""
+        return plain._replace(scales=scales, others=second.scales, how=how, rounds=rounds)
     assert second.type_name == name and a.stride() == b.stride()
     how = _strides(a) | constants_of(first) | {"K": first.num_inputs, "ROWS": 0, "GROUPS": 1}
     return Matrices(a, b, levels_of(name, a.device), None, None, None, how)
@@ -306,10 +291,11 @@ def _sum_up(
 
 
 def multiply_all(x: Tensor, routing: Routing, up: Matrices, down: Matrices, form: ExpertForm) -> Tensor:
-    """Return what experts make of their tokens, weighed: [T * k, H] float32."""
+    """Return what experts make of their tokens, weighed: [T * k, H], float32 if x is not rounded."""
     pairs, tiles = routing.ids.numel(), tiles_of(x, routing.ids, up)
     between = x.new_empty((pairs, up.first.shape[1]))
-    made = x.new_empty((pairs, down.first.shape[1]), dtype=torch.float32)
+    kind = x.dtype if down.rounds else torch.float32
+    made = x.new_empty((pairs, down.first.shape[1]), dtype=kind)
     multiply(x, routing, tiles, up, form.up_bias, between, UP=True, **kind_of(form))
     multiply(between, routing, tiles, down, form.down_bias, made, UP=False, **kind_of(form))
     return made
@@ -318,8 +304,8 @@ def multiply_all(x: Tensor, routing: Routing, up: Matrices, down: Matrices, form
 def tiles_of(x: Tensor, ids: Tensor, matrices: Matrices) -> Tiles:
     """Return the pairs of these experts in tiles; see `sort_pairs`."""
     how = matrices.how
-    is_packed, has_bytes = bool(how["TYPE"]), how["ROWS"] > 0
-    return sort_pairs(ids, matrices.num_experts, is_packed=is_packed, dtype=x.dtype, has_bytes=has_bytes)
+    kind = {"is_packed": bool(how["TYPE"]), "has_bytes": how["ROWS"] > 0, "rounds": bool(matrices.rounds)}
+    return sort_pairs(ids, matrices.num_experts, dtype=x.dtype, **kind)
 
 
 def kind_of(form: ExpertForm) -> dict[str, Any]:
@@ -332,12 +318,23 @@ def multiply(
     x: Tensor, routing: Routing, tiles: Tiles, by: Matrices, bias: Tensor | None, out: Tensor, **kind: Any
 ) -> None:
     """Compute one of the two products of pairs into the rows of `out`."""
-    (ids, weights), (*tensors, how), size = routing, by, by.first.shape[1]
-    sizes = {"E": by.num_experts, "TOP_K": ids.shape[1], "N": size, "BIASED": bias is not None} | tiles.sizes
-    given = x, weights, ids, tiles.pairs, tiles.experts, *tensors, out if bias is None else bias, out
-    own = kind | how | {"SORTED": tiles.pairs is not tiles.experts} | overlapped()
+    (ids, weights), (*tensors, how, rounds), size = routing, by, by.first.shape[1]
+    own = {"E": by.num_experts, "TOP_K": ids.shape[1], "N": size, "BIASED": bias is not None} | kind | how
+    is_sorted, biases = tiles.pairs is not tiles.experts, out if bias is None else bias
+    if is_sorted and rounds:
+        in_groups = how["GROUPS"] > 1
+        rounded = eight_bits.round_inputs(x, rounds, in_groups=in_groups)
+        own = {name: own[name] for name in own.keys() - {"TYPE", "IS_GROUP", "BLOCK", "NUM_BYTES", "PLACED"}}
+        sizes = shapes(tiles.sizes["TILE_M"], how["K"], kind["UP"], in_groups) | overlapped()
+        grid = cdiv(size, sizes["TILE_N"]), tiles.number
+        sorted_by = weights, tiles.pairs, tiles.experts
+        arranged = by.first, by.second, by.scales, by.others, biases, out
+        rounded_kernel[grid](*rounded, *sorted_by, *arranged, len(x), IS_FLOAT=rounds == "F8", **own, **sizes)
+        return
+    given = x, weights, ids, tiles.pairs, tiles.experts, *tensors, biases, out
     grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
-    _expert_kernel[grid](*given, len(out), x.stride(0), **sizes, **own)
+    own |= tiles.sizes | {"SORTED": is_sorted} | overlapped()
+    _expert_kernel[grid](*given, len(out), x.stride(0), **own)
 
 
 def add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> Tensor:
