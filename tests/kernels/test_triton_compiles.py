@@ -111,7 +111,13 @@ def test_every_kernel_is_lowered():
     assert lowered["_arranged_kernel"] > 5 and lowered["_few_rows_kernel"] > 5
     assert lowered["_plain_kernel"] == 2
     assert {"_shrinking_gemv_kernel", "_expand_row_kernel"} <= lowered.keys()
-    assert {"_group_kernel", "_change_kernel", "_divide_kernel", "_gates_kernel"} <= lowered.keys()
+    assert {
+        "_group_kernel",
+        "_shrink_kernel",
+        "_expand_kernel",
+        "_divide_kernel",
+        "_gates_kernel",
+    } <= lowered.keys()
     assert {"_replace_kernel", "_lookup_kernel"} <= lowered.keys()
     assert len(lowered) >= 20
 

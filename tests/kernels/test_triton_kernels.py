@@ -278,8 +278,8 @@ def test_common_start(heads, dtype):
 def _overlapped_kernels() -> list[ast.FunctionDef]:
     """In Triton; for those in Gluon see test_persistent_gates and test_register_unpack.
 
-    Programs of adapters.py that shrink write to memory that nobody else uses, and end without having waited.
-    All that expand wait before they release: neither does a successor begin before, nor is the launch done.
+    Programs of adapters.py that shrink write to memory that nobody else uses; the first waits, so that the
+    launch is done when the product is. Those that expand wait before they release, or have nothing to do.
     """
     folder, others = Path(launch.__file__).parent, ("persistent.py", "register_unpack.py", "adapters.py")
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py") if path.name not in others]

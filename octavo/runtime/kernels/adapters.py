@@ -148,8 +148,8 @@ Returns the product as AddLowRank changes it, [T, N]; None where a kernel for bo
 
 
 def shares_of_inputs(inputs: int) -> int:
-    """Return into how many sums a GPU's kernels divide an inner value: by K alone, not by the tokens."""
-    return max(1, min(16, inputs // 512))
+    """Return into how many sums a GPU's kernels divide an inner value, a power of two, by K alone."""
+    return 1 << (max(1, min(16, inputs // 512)).bit_length() - 1)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@
 a captured step serves whatever adapters come later, and programs without work return at once. A token's sums
 have an order of their own: its company changes no bit. The inner values are kept in float32.
 
-One kernel shrinks and expands. Of few tokens it begins early (see `launch`), beside the product that it
-changes, which was launched last: the product's inputs, the groups and the adapters are there already, and
-only `out` is waited for. Programs start in the order of their numbers, so those that wait for others to
-shrink cannot keep these from starting. (Products of few rows that add their changes themselves, shrunk by
-a kernel before them, were slower on an H100: of 64 rows and 16 adapters a layer took 245 µs instead of 206.)
+The kernel that shrinks begins early (see `launch`), beside the product, which was launched last and reads
+the same inputs: of its programs the first alone waits for the product. The other begins when these have, and
+waits, with its first weights at hand, for both. Each adapter's matrices are read once for up to 16 tokens, by
+many small programs: what they have under way together is what memory needs to be busy. (Products of few rows
+that add their changes themselves, shrunk by a kernel before them, were slower on an H100: of 64 rows and 16
+adapters a layer took 245 µs instead of 206.)
 
 A single row is shrunk by the first programs of its product, whose blocks leave no others room beside them; a
 second kernel expands: a layer took 159 µs instead of 178, without adapters 150.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import triton
@@ -23,10 +25,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.adapters import ENTRY, LowRankTable, shares_of_inputs
 from octavo.runtime.kernels.triton.launch import (
-    Counters,
     cdiv,
-    fits,
-    is_last,
     overlapped,
     power_of_2,
     release,
@@ -39,8 +38,9 @@ GROUP = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for, or twice as many
 _FEW_TOKENS = 256
 _TILE_ROW = 64  # outputs of a single row
-_PROGRAMS = 4 * 132
-_REGISTERS = 128  # of a thread: four programs of a multiprocessor at a time
+_SHRINK = 128, 4, 2  # inputs of a tile, stages, warps
+_EXPAND_FEW = 256, 4, 4  # outputs of a tile, tiles of a program, warps
+_EXPAND = 128, 8, 2  # of more tokens
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -62,53 +62,36 @@ def _group_kernel(slots, groups, num_tokens, num_groups, WINDOW: tl.constexpr, T
     tl.store(place + 1 + rank % TILE, token, mask=slot > 0)
 
 
-@triton.jit(do_not_specialize=["num_groups", "num_blocks", "per_block"])
-def _change_kernel(
-    x, out, inner, counters, groups, entries, bounds, bias,
-    x_stride, out_stride, inputs, outputs, per_split, num_groups, num_blocks, per_block,
+@triton.jit
+def _shrink_kernel(
+    x, inner, groups, entries, x_stride, inputs, per_split,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, DOT: tl.constexpr,
-    SPLITS: tl.constexpr, BIASED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
-    TILE_R: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Shrink in the first programs; the others expand, once those of their group have counted themselves."""
+    """Multiply the tokens of a group with some rows of `down`, over a share of the inputs."""
     RANK_TILES: tl.constexpr = (RANKS + TILE_R - 1) // TILE_R
-    SHRINKS: tl.constexpr = PARTS * RANK_TILES * SPLITS
-    program = tl.program_id(0)
-    later = program - num_groups * SHRINKS
-    group = tl.where(later < 0, program // SHRINKS, later // num_blocks)
-    place = groups + group * (TILE + 1)
-    slot = tl.maximum(tl.load(place), 0)
-    entry = entries + slot * ENTRY
-    rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
-    token = tl.load(place + 1 + tl.arange(0, TILE))
-    there, row = (token >= 0)[:, None], tl.maximum(token, 0).to(tl.int64)[:, None]
-    inner += row * (PARTS * SPLITS * RANKS)  # sums of shares of the inputs lie side by side
-    if later < 0:
-        task = program % SHRINKS
-        part, tile, split = task // (RANK_TILES * SPLITS), task // SPLITS % RANK_TILES, task % SPLITS
-        if (slot > 0) & (part < parts) & (tile * TILE_R < rank):
-            down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
+    release(PDL)
+    split, task = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
+    part, tile = task // RANK_TILES % PARTS, task % RANK_TILES
+    place = groups + task // (RANK_TILES * PARTS) * (TILE + 1)
+    slot = tl.load(place)
+    if slot > 0:
+        entry = entries + slot * ENTRY
+        token = tl.load(place + 1 + tl.arange(0, TILE))
+        there, row = (token >= 0)[:, None], tl.maximum(token, 0).to(tl.int64)[:, None]
+        rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
+        down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
+        if (part < parts) & (tile * TILE_R < rank):
             r = tile * TILE_R + tl.arange(0, TILE_R)
             total = shrink(
                 x + row * x_stride, there, down + (part * rank + r).to(tl.int64)[:, None] * inputs,
                 (r < rank)[:, None], split * per_split, tl.minimum((split + 1) * per_split, inputs),
                 DOT, TILE, TILE_R, TILE_K,
             )
-            own = inner + (part * SPLITS + split) * RANKS + r[None, :]
+            own = inner + row * (PARTS * SPLITS * RANKS) + (part * SPLITS + split) * RANKS + r[None, :]
             tl.store(own, total, mask=there & (r < rank)[None, :])
-            tl.debug_barrier()
-            tl.atomic_add(counters + group, 1, sem="release")
-    elif (slot == 0) | (rank == 0):
+    if tl.program_id(0) == 0:
         wait(PDL)
-    else:
-        _expand(
-            inner, out + row * out_stride, there, counters + group, entry, rank, parts, bounds, bias,
-            later % num_blocks * per_block, per_block,
-            SPLITS * parts * ((rank + TILE_R - 1) // TILE_R), outputs,
-            PARTS, RANKS, W, SPLITS, BIASED, ALIGNED, TILE, STEP, TILE_N, PDL,
-        )
-        if is_last(counters + num_groups + group, num_blocks):
-            tl.store(counters + group, 0)
 
 
 @triton.jit
@@ -128,14 +111,13 @@ def shrink(
 
 @triton.jit
 def _sums(
-    source, there, r, rank, RANKS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
+    source, there, r, rank, RANKS: tl.constexpr, SPLITS: tl.constexpr
 ):
     """Return inner values of some ranks: the sum of what was shared out."""
-    value = tl.zeros([TILE, STEP], tl.float32)
-    for split in tl.static_range(SPLITS):
-        own = source + split * RANKS + r[None, :]
-        value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0, cache_modifier=".cg")
-    return value
+    split = tl.arange(0, SPLITS)[None, :, None]
+    own = source[:, :, None] + split * RANKS + r[None, None, :]
+    mask = there[:, :, None] & (r < rank)[None, None, :]
+    return tl.sum(tl.load(own, mask=mask, other=0.0, cache_modifier=".cg"), 1)
 
 
 @triton.jit
@@ -149,58 +131,72 @@ def _raise(value, weights, total, W: tl.constexpr):
 
 
 @triton.jit
-def _expand(
-    inner, out, there, counter, entry, rank, parts, bounds, bias, first, count, num_shrunk, outputs,
-    PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
-    ALIGNED: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
-):
-    """Add what one group's tokens get of `count` tiles of outputs; then factors and biases."""
-    up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(W)), 16)
-    factors, ends = tl.load(entry + 4), tl.load(entry + 5)
-    r = tl.arange(0, STEP)
-    rows = up + r.to(tl.int64)[:, None] * outputs
-    while tl.atomic_add(counter, 0, sem="acquire") < num_shrunk:
-        pass
-    before = 0
-    is_first = True
-    for part in tl.static_range(PARTS):  # tiles are counted part by part
-        low, high = tl.load(bounds + part), tl.load(bounds + part + 1)
+def _place(bounds, tile, PARTS: tl.constexpr, TILE_N: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return part, first output and the part's end of a tile; tiles are counted part by part."""
+    part, first, high, before = 0, 0, 0, 0
+    for index in tl.static_range(PARTS):
+        low, end = tl.load(bounds + index), tl.load(bounds + index + 1)
         if ALIGNED:
-            low, high = tl.multiple_of(low, 16), tl.multiple_of(high, 16)
-        tiles = (high - low + TILE_N - 1) // TILE_N
-        source = inner + tl.where(parts > 1, part * SPLITS * RANKS, 0)
-        start, end = tl.maximum(first - before, 0), tl.minimum(first + count - before, tiles)
-        before += tiles
-        if start < end:
-            value = _sums(source, there, r, rank, RANKS, SPLITS, TILE, STEP)
-            if is_first:
-                wait(PDL)
-                release(PDL)
-                is_first = False
-            for tile in range(start, end):
-                n = low + tile * TILE_N + tl.arange(0, TILE_N)
-                inside = n < high
-                weights = tl.load(rows + n[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0)
-                target, mask = out + n[None, :], there & inside[None, :]
-                old = tl.load(target, mask=mask, other=0.0)
-                total = _raise(value, weights, tl.zeros([TILE, TILE_N], tl.float32), W)
-                if RANKS > STEP:
-                    for next_rank in tl.range(STEP, rank, STEP, num_stages=1):
-                        further, own = r + next_rank, rows + next_rank * outputs.to(tl.int64) + n[None, :]
-                        weights = tl.load(own, mask=(further < rank)[:, None] & inside[None, :], other=0.0)
-                        more = _sums(source, there, further, rank, RANKS, SPLITS, TILE, STEP)
-                        total = _raise(more, weights, total, W)
-                total += old.to(tl.float32)
-                if factors != 0:
-                    base = tl.zeros([TILE_N], tl.float32)
-                    if BIASED:
-                        base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-                    factor = tl.load(factors.to(tl.pointer_type(tl.float32)) + n, mask=inside, other=1.0)
-                    total = (total - base[None, :]) * factor[None, :] + base[None, :]
-                if ends != 0:
-                    addend = ends.to(tl.pointer_type(tl.float32)) + n
-                    total += tl.load(addend, mask=inside, other=0.0)[None, :]
-                tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+            low, end = tl.multiple_of(low, 16), tl.multiple_of(end, 16)
+        is_here = tile >= before
+        part, high = tl.where(is_here, index, part), tl.where(is_here, end, high)
+        first = tl.where(is_here, low + (tile - before) * TILE_N, first)
+        before += (end - low + TILE_N - 1) // TILE_N
+    return part, first, high
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _expand_kernel(
+    inner, out, groups, entries, bounds, bias, out_stride, outputs, num_blocks,
+    ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr,
+    BIASED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    TILE_N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):
+    """Add what the tokens of a group get of a block of outputs; what comes next is read meanwhile."""
+    place = groups + tl.program_id(0) // num_blocks * (TILE + 1)
+    slot = tl.load(place)
+    if slot > 0:
+        entry = entries + slot * ENTRY
+        token = tl.load(place + 1 + tl.arange(0, TILE))
+        there, row = (token >= 0)[:, None], tl.maximum(token, 0).to(tl.int64)[:, None]
+        rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
+        up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(W)), 16)
+        factors, ends = tl.load(entry + 4), tl.load(entry + 5)
+        part, first, high = _place(bounds, tl.program_id(0) % num_blocks, PARTS, BLOCK * TILE_N, ALIGNED)
+        high = tl.where(rank > 0, high, 0)
+        n, r = (first + tl.arange(0, TILE_N))[None, :], tl.arange(0, STEP)
+        rows, target = up + r.to(tl.int64)[:, None] * outputs, out + row * out_stride
+        weights = tl.load(rows + n, mask=(r < rank)[:, None] & (n < high), other=0.0)
+        wait(PDL)
+        release(PDL)
+        source = inner + row * (PARTS * SPLITS * RANKS) + tl.where(parts > 1, part * SPLITS * RANKS, 0)
+        value = _sums(source, there, r, rank, RANKS, SPLITS)
+        old = tl.load(target + n, mask=there & (n < high), other=0.0)
+        for tile in tl.range(1, BLOCK + 1, num_stages=1):
+            later, end = n + TILE_N, tl.where(tile < BLOCK, high, 0)
+            next_weights = tl.load(rows + later, mask=(r < rank)[:, None] & (later < end), other=0.0)
+            next_old = tl.load(target + later, mask=there & (later < end), other=0.0)
+            total = _raise(value, weights, tl.zeros([TILE, TILE_N], tl.float32), W)
+            if RANKS > STEP:
+                for start in tl.range(STEP, rank, STEP, num_stages=1):
+                    further, own = r + start, rows + start * outputs.to(tl.int64) + n
+                    weights = tl.load(own, mask=(further < rank)[:, None] & (n < high), other=0.0)
+                    total = _raise(_sums(source, there, further, rank, RANKS, SPLITS), weights, total, W)
+            total += old.to(tl.float32)
+            if factors != 0:
+                base = tl.zeros([1, TILE_N], tl.float32)
+                if BIASED:
+                    base = tl.load(bias + n, mask=n < high, other=0.0).to(tl.float32)
+                factor = tl.load(factors.to(tl.pointer_type(tl.float32)) + n, mask=n < high, other=1.0)
+                total = (total - base) * factor + base
+            if ends != 0:
+                total += tl.load(ends.to(tl.pointer_type(tl.float32)) + n, mask=n < high, other=0.0)
+            tl.store(target + n, total.to(out.dtype.element_ty), mask=there & (n < high))
+            n, weights, old = later, next_weights, next_old
+    elif tl.program_id(0) == 0:
+        wait(PDL)
+
+
 @triton.jit
 def _shrinking_gemv_kernel(
     x, weight, bias, out, N, groups, entries, inner,
@@ -230,13 +226,7 @@ def _expand_row_kernel(
     ENTRY: tl.constexpr, PARTS: tl.constexpr, W: tl.constexpr, PDL: tl.constexpr,
 ):
     """Add to a single row what was shrunk right before; all else is read beside the product."""
-    program, part, first, high, before = tl.program_id(0), 0, 0, 0, 0
-    for index in tl.static_range(PARTS):  # tiles are counted part by part
-        low, end = tl.load(bounds + index), tl.load(bounds + index + 1)
-        is_here = program >= before
-        part, high = tl.where(is_here, index, part), tl.where(is_here, end, high)
-        first = tl.where(is_here, low + (program - before) * TILE_N, first)
-        before += (end - low + TILE_N - 1) // TILE_N
+    part, first, high = _place(bounds, tl.program_id(0), PARTS, TILE_N, False)
     n, r = first + tl.arange(0, TILE_N), tl.arange(0, STEP)
     entry = entries + tl.maximum(tl.load(groups), 0) * ENTRY
     rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
@@ -281,49 +271,67 @@ def group(slots: Tensor, num_slots: int) -> Tensor:
     return groups
 
 
+def expand(
+    inner: Tensor,
+    out: Tensor,
+    groups: Tensor,
+    table: LowRankTable,
+    bias: Tensor | None,
+    splits: int,
+    how: dict[str, Any],
+) -> None:
+    """Add to `out` what inner values are expanded to."""
+    tile_n, block, num_warps = _EXPAND_FEW if len(out) <= _FEW_TOKENS else _EXPAND
+    step = max(16, min(64, 512 // splits, power_of_2(table.most_rank)))
+    tile_n = 128 if table.dtype == torch.float32 or step > 16 else tile_n
+    blocks = sum(cdiv(end - begin, tile_n * block) for begin, end in pairwise(table.kept_bounds))
+    is_aligned = not any(bound % 16 for bound in table.kept_bounds)
+    kind = _kind_of(table, splits) | {"BIASED": bias is not None, "ALIGNED": is_aligned, "STEP": step}
+    kind |= {"TILE_N": tile_n, "BLOCK": block, "num_warps": num_warps}
+    tensors = inner, out, groups, table.entries, table.bounds, out if bias is None else bias
+    sizes = out.stride(0), table.num_outputs, blocks
+    _expand_kernel[(len(groups) * blocks,)](*tensors, *sizes, **kind, **how)
+
+
+def _kind_of(table: LowRankTable, splits: int) -> dict[str, Any]:
+    kind = {"ENTRY": ENTRY, "PARTS": len(table.kept_bounds) - 1, "RANKS": table.most_rank}
+    return kind | {"W": TYPES[table.dtype], "SPLITS": splits, "TILE": GROUP}
+
+
 class LowRankChanges:
     """The op `add_low_rank`, with memory of its own: the product may still be using what torch gives out."""
 
     def __init__(self) -> None:
-        self._counters = Counters()
         self._inner: dict[tuple[torch.device, int], Tensor] = {}
 
     def __call__(
         self, x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None
     ) -> None:
         """See adapters.AddLowRank."""
-        (tokens, inputs), parts, num_groups = x.shape, len(table.kept_bounds) - 1, len(groups)
-        if not num_groups:
+        if not len(groups):
             return
+        how = overlapped() if len(x) <= _FEW_TOKENS else {"PDL": False}
+        inner = self.shrink(x, groups, table, how)
+        expand(inner, out, groups, table, bias, shares_of_inputs(x.shape[1]), how)
+
+    def shrink(self, x: Tensor, groups: Tensor, table: LowRankTable, how: dict[str, Any]) -> Tensor:
+        """Return inner values of all tokens, by parts and shares of the inputs: [T, parts, shares, rank]."""
+        (tokens, inputs), parts = x.shape, len(table.kept_bounds) - 1
         dot = x.dtype if x.dtype == table.dtype else torch.float32
-        tile_r, tile_k = 16 if table.most_rank <= 16 else 32, 32 if dot == torch.float32 else 128
-        is_few = tokens <= _FEW_TOKENS
-        step = max(16, min(64, power_of_2(table.most_rank)))
-        is_wide = not is_few and table.dtype != torch.float32
-        row = (step + GROUP) * table.dtype.itemsize  # of a stage: a column of `up` and of `out`
-        tile_n = 256 if is_wide and fits(3, 256 * row, 1280 * GROUP) else 128
+        tile_r, (tile_k, num_stages, num_warps) = 16 if table.most_rank <= 16 else 32, _SHRINK
+        tile_k = 32 if dot == torch.float32 else tile_k
         splits, width = shares_of_inputs(inputs), parts * table.most_rank
-        tiles = sum(cdiv(end - begin, tile_n) for begin, end in pairwise(table.kept_bounds))
-        per_block = max(1, min(8, num_groups * tiles // _PROGRAMS))
-        blocks = cdiv(tiles, per_block)
-        how = overlapped() if is_few else {"PDL": False}
-        if is_few:
+        if tokens <= _FEW_TOKENS:
             inner = self._kept(x.device, splits * _FEW_TOKENS * width)
-            counters = self._counters.on(x.device, 2 * num_groups)
         else:
             inner = torch.empty(splits * tokens * width, dtype=torch.float32, device=x.device)
-            counters = torch.zeros(2 * num_groups, dtype=torch.int32, device=x.device)
-        how = how | ({"maxnreg": _REGISTERS} if how["PDL"] else {})
-        shrinks = parts * cdiv(table.most_rank, tile_r) * splits
-        tensors = x, out, inner, counters, groups, table.entries, table.bounds, out if bias is None else bias
-        strides, per_split = (x.stride(0), out.stride(0)), cdiv(cdiv(inputs, splits), tile_k) * tile_k
-        sizes = *strides, inputs, table.num_outputs, per_split, num_groups, blocks, per_block
-        is_aligned = not any(bound % 16 for bound in table.kept_bounds)
-        kind = {"ENTRY": ENTRY, "PARTS": parts, "RANKS": table.most_rank, "W": TYPES[table.dtype]}
-        kind |= {"DOT": TYPES[dot], "SPLITS": splits, "BIASED": bias is not None, "ALIGNED": is_aligned}
-        tile = {"TILE": GROUP, "STEP": step, "TILE_R": tile_r, "TILE_K": tile_k, "TILE_N": tile_n}
-        tile["num_stages"] = stages(3, tile_n * row, 5 * tile_n * GROUP)
-        _change_kernel[(num_groups * (shrinks + blocks),)](*tensors, *sizes, **kind, **tile, **how)
+        per_split = cdiv(cdiv(inputs, splits), tile_k) * tile_k
+        kind = _kind_of(table, splits) | {"DOT": TYPES[dot], "TILE_R": tile_r, "TILE_K": tile_k}
+        kind["num_stages"] = stages(num_stages, (GROUP + tile_r) * tile_k * dot.itemsize)
+        tensors, sizes = (x, inner, groups, table.entries), (x.stride(0), inputs, per_split)
+        programs = len(groups) * parts * cdiv(table.most_rank, tile_r) * splits
+        _shrink_kernel[(programs,)](*tensors, *sizes, num_warps=num_warps, **kind, **how)
+        return inner
 
     def multiply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, table: LowRankTable
