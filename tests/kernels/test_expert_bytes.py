@@ -156,6 +156,8 @@ def test_a_pair_has_its_own_scale(
     actual = block_experts(x, routing, made, form, None)
     turned = Routing(routing.ids.flip(0).contiguous(), routing.weights.flip(0).contiguous())
     assert torch.equal(block_experts(x.flip(0), turned, made, form, None).flip(0), actual)
+    alone = Routing(routing.ids[7:8], routing.weights[7:8])
+    assert off(block_experts(x[7:8], alone, made, form, None)[0], actual[7]) < 1e-3, "rounded, too"
     others = torch.randn(45, SIZE).half().to(DEVICE)
     others[7] = x[7]
     assert torch.equal(block_experts(others, routing, made, form, None)[7], actual[7])

@@ -26,7 +26,6 @@ from octavo.runtime.kernels.triton.launch import (
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
 _FEW_PAIRS = 64  # of tokens and experts, that are not sorted
-_FEW_ROUNDED = 16  # where others are rounded: 64 pairs took 83 µs sorted, 109 unsorted; 8 took 24 and 21
 _MANY_ROUNDED = 512  # of an expert, from which on the largest tiles are faster
 _SORTED_AT_ONCE = 1024
 
@@ -166,10 +165,11 @@ def tile_sizes(
 
     is_packed: weights are unpacked in registers, which are too few beside large tiles but on Hopper
     has_bytes: weights are bytes that become operands in registers
-    rounds: inputs become bytes, too; see `rounded_experts`, which says all but the rows
+    rounds: inputs become bytes, too, of few pairs as of many: a token's numbers are the same in any step;
+        see `rounded_experts`, which says all but the rows
     dtype: of the tokens; no tensor core multiplies float32: all that is multiplied is in registers, too
     """
-    if num_pairs <= (_FEW_ROUNDED if rounds else _FEW_PAIRS):
+    if num_pairs <= _FEW_PAIRS and not rounds:
         tile_n = 8 if has_bytes else 16
         return {"TILE_M": 1, "TILE_N": tile_n, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
     average = num_pairs // count
