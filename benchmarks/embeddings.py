@@ -154,24 +154,8 @@ def encode(llm, texts):
     return took, np.array([out.outputs.embedding for out in outputs])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("python")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--peer", choices=("sentence_transformers", "vllm"), default="sentence_transformers")
-    parser.add_argument("--served", action="store_true")
-    parser.add_argument("--kind", help="a family of transformers with such a shape")
-    args = parser.parse_args()
-    program, folder = VLLM if args.peer == "vllm" else PEER, str(installed("minilm"))
-    if args.kind:
-        tokenizer, folder = Path(folder), tempfile.mkdtemp()
-        write(Path(folder), tokenizer, torch.float32, args.kind)
-    peer, rng = Peer(args.python, program, folder, args.dtype), random.Random(1)
-    if args.served:
-        measure_queries(peer, args.rounds)
-        peer.close()
-        return
+def measure_texts(peer: Peer, folder: str, args: argparse.Namespace) -> None:
+    rng = random.Random(1)
     with LLM(folder, dtype=args.dtype) as llm:
         for length, count in LENGTHS.items():
             texts = [" ".join(rng.choices(WORDS, k=length - 2)) for _ in range(count)]
@@ -194,7 +178,30 @@ def main() -> None:
             cosine = float((vectors * expected).sum(1).min())
             worst = float(np.abs(vectors - expected).max())
             print(json.dumps(row | {"largest_difference": worst, "least_cosine": cosine}), flush=True)
-    peer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("python")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--peer", choices=("sentence_transformers", "vllm"), default="sentence_transformers")
+    parser.add_argument("--served", action="store_true")
+    parser.add_argument("--kind", help="a family of transformers with such a shape")
+    args = parser.parse_args()
+    if args.kind and args.served:
+        parser.error("--kind does not go with --served: the server's model is MiniLM")
+    with tempfile.TemporaryDirectory() as made:
+        folder = installed("minilm")
+        if args.kind:
+            write(Path(made), folder, torch.float32, args.kind)
+            folder = Path(made)
+        peer = Peer(args.python, VLLM if args.peer == "vllm" else PEER, str(folder), args.dtype)
+        if args.served:
+            measure_queries(peer, args.rounds)
+        else:
+            measure_texts(peer, str(folder), args)
+        peer.close()
 
 
 if __name__ == "__main__":

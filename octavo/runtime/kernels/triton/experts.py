@@ -199,7 +199,7 @@ class Matrices(NamedTuple):
     places: Tensor | None
     how: dict[str, Any]
     rounds: str = ""
-    """The kind of bytes that inputs of sorted pairs are rounded to."""
+    """The kind of bytes that inputs are rounded to; "" = none. Pairs are sorted then."""
 
     @property
     def num_experts(self) -> int:
@@ -320,8 +320,8 @@ def multiply(
     """Compute one of the two products of pairs into the rows of `out`."""
     (ids, weights), (*tensors, how, rounds), size = routing, by, by.first.shape[1]
     own = {"E": by.num_experts, "TOP_K": ids.shape[1], "N": size, "BIASED": bias is not None} | kind | how
-    is_sorted, biases = tiles.pairs is not tiles.experts, out if bias is None else bias
-    if is_sorted and rounds:
+    biases = out if bias is None else bias
+    if rounds:
         in_groups = how["GROUPS"] > 1
         rounded = eight_bits.round_inputs(x, rounds, in_groups=in_groups)
         own = {name: own[name] for name in own.keys() - {"TYPE", "IS_GROUP", "BLOCK", "NUM_BYTES", "PLACED"}}
@@ -333,7 +333,7 @@ def multiply(
         return
     given = x, weights, ids, tiles.pairs, tiles.experts, *tensors, biases, out
     grid = cdiv(size, tiles.sizes["TILE_N"]), tiles.number
-    own |= tiles.sizes | {"SORTED": is_sorted} | overlapped()
+    own |= tiles.sizes | {"SORTED": tiles.pairs is not tiles.experts} | overlapped()
     _expert_kernel[grid](*given, len(out), x.stride(0), **own)
 
 
