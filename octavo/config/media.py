@@ -53,7 +53,9 @@ class MediaConfig(metaclass=Concern):
         0, "Processes that decode and resize images of servers; 0 = one for each two cores, 4 at most."
     )
     mm_processor_cache_gb: float = option(
-        4.0, "GiB of host memory in the API process for images that are prepared already; 0 = none."
+        4.0,
+        "GiB of host memory in the API process for images that are prepared already; a quarter is for the "
+        "files by which they are found again. 0 = none.",
     )
     mm_encoder_tp_mode: str = option(
         "weights",

@@ -7,8 +7,7 @@ Keeps what is prepared by content, bounded in bytes.
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from octavo.config.engine import EngineConfig
 from octavo.frontend.media.audio import AudioLimits, to_waveform
 from octavo.frontend.media.child import FAULTS, UNFIT, Question, pack
 from octavo.frontend.media.door import MediaDoor
+from octavo.frontend.media.identity import Identities, digest, parts_of
 from octavo.frontend.media.inputs import MODALITIES, MediaInputs, MediaURL, is_tensor
 from octavo.frontend.media.objects import to_image
 from octavo.frontend.media.placement import Prepared, place_items
@@ -73,7 +73,9 @@ class MediaReader:
         self._longest = min(scheduler.max_chunk, scheduler.max_num_batched_tokens - scheduler.max_num_seqs)
         self._doors = {modality: MediaDoor(media, modality) for modality in MODALITIES}
         self._pool = PreparationPool(media.media_processes)
-        self._cache: LRU[bytes, Prepared] = LRU(int(media.mm_processor_cache_gb * 2**30))
+        most = int(media.mm_processor_cache_gb * 2**30)
+        self._cache: LRU[bytes, Prepared] = LRU(most - most // 4)
+        self._identities = Identities(most // 4)
         self._lock = threading.Lock()
         self._turns = [threading.Lock() for _ in range(256)]
         """Of those who ask for the same content, by the first byte of its key: the first prepares it."""
@@ -93,6 +95,7 @@ class MediaReader:
 
     def clear(self) -> None:
         """Forget what was prepared."""
+        self._identities.clear()
         with self._lock:
             self._cache.clear()
 
@@ -157,7 +160,7 @@ class MediaReader:
         settings = {**own, **kwargs}
         made_by = msgspec.json.encode([self._architecture, modality, settings], order="deterministic")
         if name is not None:
-            key = _digest([b"uuid", made_by, salt.encode("utf-8", "surrogatepass"), name.encode()])
+            key = digest(b"uuid", made_by, salt.encode("utf-8", "surrogatepass"), name.encode())
             if (known := self._find(key)) is not None:
                 return known
             if item is None:
@@ -168,10 +171,22 @@ class MediaReader:
             return self._keep(modality, item, key, settings)
         if item is None:
             raise RequestError(f"The {modality} must be given, or named by a uuid.", "multi_modal_data")
-        content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
-        key = _digest([b"content", made_by, *_parts(content)])
+        content, identity = self._identify(modality, item, salt)
+        key = digest(b"content", made_by, identity)
         with self._turns[key[0]]:
             return self._find(key) or self._keep(modality, content, key, settings)
+
+    def _identify(self, modality: str, item: Any, salt: str) -> tuple[Any, bytes]:
+        """Return an item, fetched unless its URL holds it and is known, and the digest of its content."""
+        if not isinstance(item, MediaURL):
+            return item, self._identities.of(tuple(parts_of(item)), salt, digest)
+        holds_it = item.url[:5].lower() == "data:"
+        if holds_it and (known := self._identities.find((item.url,), salt)) is not None:
+            return item, known
+        content = self._doors[modality].fetch(item.url)
+        if holds_it:
+            return content, self._identities.of((item.url,), salt, lambda _: digest(*parts_of(content)))
+        return content, self._identities.of(tuple(parts_of(content)), salt, digest)
 
     def _of(self, modality: str) -> Any:
         return self.hearing if modality == "audio" else self.processor
@@ -271,7 +286,7 @@ class MediaReader:
             raise RequestError(f"{name} must hold finite numbers.", "multi_modal_data")
         tokens, arrays = processor.read_embeds(modality, len(array), told)
         features = pack({**arrays, EMBEDS: array})
-        key = _digest([b"embeds", modality.encode(), *(part.data for part in features.values())])
+        key = digest(b"embeds", modality.encode(), *(part.data for part in features.values()))
         return Prepared(modality, key, tokens, features)
 
 
@@ -304,31 +319,3 @@ def _read_settings(folder: Path, name: str, part: str) -> dict[str, Any]:
 
 def _names(kind: type[MediaProcessor]) -> str:
     return ", ".join(sorted(kind.options()))
-
-
-def _parts(content: Any) -> Iterator[bytes]:
-    if isinstance(content, bytes | bytearray):
-        yield b"file"
-        yield bytes(content)
-        return
-    if hasattr(content, "tobytes") and hasattr(content, "mode"):  # Pillow's
-        yield f"{content.mode} {content.size}".encode()
-        yield content.tobytes()
-        yield repr(content.getpalette() if content.mode == "P" else None).encode()
-        return
-    if isinstance(content, list | tuple):  # of frames, perhaps with what is known of them
-        for part in content:
-            is_plain = isinstance(part, Mapping | int | float)
-            yield from [repr(part).encode()] if is_plain else _parts(part)
-        return
-    array = np.asarray(content)
-    yield f"{array.dtype.str} {array.shape}".encode()
-    yield np.ascontiguousarray(array).tobytes()
-
-
-def _digest(parts: Sequence[bytes]) -> bytes:
-    digest = sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()

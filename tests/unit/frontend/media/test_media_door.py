@@ -170,8 +170,9 @@ def test_data_urls():
     assert door.fetch(f"data:image/png;base64,{encoded}") == CONTENT
     with refused("Only base64 data URLs are supported for now."):
         door.fetch("data:image/svg+xml,<svg/>")
-    with refused("no valid base64"):
-        door.fetch("data:image/png;base64,??")
+    for text in ("??", "QUJD\n", "QUI", "QU=JD", "QUJD-_==", "\u00e9", "\udc80", "QUI=QUI="):
+        with refused("no valid base64"):
+            door.fetch(f"data:image/png;base64,{text}")
     with refused("max_media_bytes"):
         door.fetch("data:image/png;base64," + "A" * 1000)
 

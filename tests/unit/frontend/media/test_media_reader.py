@@ -1,7 +1,10 @@
 """What prompts with images may say, how they are cached, and what the engine gets of them."""
 
+import base64
 import json
 import threading
+from hashlib import sha256
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ from PIL import Image
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, RequestError
-from octavo.frontend.media.inputs import MediaInputs
+from octavo.frontend.media import identity
+from octavo.frontend.media.door import MediaDoor
+from octavo.frontend.media.inputs import MediaInputs, MediaURL
 from tests.tiny_media import IMAGE, TINY_MEDIA, make_images, make_oracle, save
 
 LLAVA = "LlavaForConditionalGeneration"
@@ -140,6 +145,46 @@ def test_every_byte_of_a_large_image_counts(llm):
     [again] = reader_of(llm).read(MediaInputs({"image": [Image.fromarray(images[2]).copy()]}), "")
     [same] = reader_of(llm).read(MediaInputs({"image": [Image.fromarray(images[2])]}), "")
     assert again.key == same.key
+
+
+def test_a_known_file_is_compared_instead_of_decoded_and_hashed(llm, monkeypatch):
+    """Of two files that differ in one place, each is itself; as bytes, too, and under another salt."""
+    door, hashed, decoded = MediaDoor._decode, [], []
+    monkeypatch.setattr(MediaDoor, "_decode", lambda self, url: decoded.append(url) or door(self, url))
+    monkeypatch.setattr(identity, "sha256", lambda: hashed.append(1) or sha256())
+    files = []
+    for level in (0, 1):
+        pixels = np.zeros((600, 600, 3), np.uint8)
+        pixels[301, 77, 1] = level
+        files.append(BytesIO())
+        Image.fromarray(pixels).save(files[-1], "BMP")
+    urls = [f"data:image/bmp;base64,{base64.b64encode(file.getvalue()).decode()}" for file in files]
+    assert identity._sample((urls[0],), "") == identity._sample((urls[1],), "")
+
+    def keys(*items, salt=""):
+        del hashed[:], decoded[:]
+        return [one.key for one in reader_of(llm).read(MediaInputs({"image": items}), salt)]
+
+    [first] = keys(MediaURL(urls[0]))
+    assert len(decoded) == 1 and len(hashed) == 2
+    assert keys(MediaURL(urls[0][:9] + urls[0][9:])) == [first]
+    assert not decoded and len(hashed) == 1, "only the digest and the settings"
+    [second] = keys(MediaURL(urls[1]))
+    assert second != first and len(decoded) == 1
+    assert keys(*(file.getvalue() for file in files)) == [first, second]
+    assert keys(MediaURL(urls[1]), salt="other") == [second] and len(decoded) == 1
+    llm.reset_mm_cache()
+    assert keys(MediaURL(urls[1])) == [second] and len(decoded) == 1
+
+
+def test_identities_are_bounded():
+    known = identity.Identities(max_bytes=10_000)
+    for number in range(100):
+        known.of((b"%d" % number,), "", lambda part: part)
+    assert known.find((b"99",), "") == b"99" and known.find((b"9",), "") is None
+    assert known.find((b"99",), "salt") is None
+    known.of((b"x" * 20_000,), "", lambda part: part[:1])
+    assert known.find((b"x" * 20_000,), "") is None
 
 
 def test_images_of_equal_size_share_no_blocks(llm):
