@@ -38,6 +38,7 @@ _parsing = Preparation(num_threads=2)
 _MAX_PARTS, _MAX_VALUES = 2**16, 2**20
 """Keys, objects and lists of a body; values in its lists and objects. Some 50 ms of parsing each."""
 _PARTS = (b":", b"[", b"{")
+_FEW_TEXTS = 500
 _PIECES = re.compile(rb'"[^"]*"?|[^"]+')
 """Texts, and what is between them, where no quote is escaped."""
 
@@ -113,7 +114,8 @@ def decode(content: bytes | str) -> dict[str, Any]:
 
 def _check_parts(content: bytes) -> None:
     """Refuse a body whose many parts would take long to become objects."""
-    if content.count(b",") <= _MAX_VALUES and sum(map(content.count, _PARTS)) <= _MAX_PARTS:
+    outside = _outside(content)
+    if outside.count(b",") <= _MAX_VALUES and sum(map(outside.count, _PARTS)) <= _MAX_PARTS:
         return
     num_parts = num_values = 0
     without_escapes = content.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -126,6 +128,19 @@ def _check_parts(content: bytes) -> None:
                 f"The body has more than {_MAX_PARTS} keys, objects and lists, or more than {_MAX_VALUES} "
                 "values: send several requests."
             )
+
+
+def _outside(content: bytes) -> bytes:
+    """What is outside of the texts of a body, if they are few, as long ones are of images; else all of it."""
+    pieces, start = list[bytes](), 0
+    for _ in range(_FEW_TEXTS):
+        if (opening := content.find(b'"', start)) < 0:
+            return b"".join([*pieces, content[start:]])
+        pieces.append(content[start:opening])
+        start = content.find(b'"', opening + 1) + 1
+        if not start or content[start - 2] == ord("\\"):  # perhaps an escaped quote
+            break
+    return content
 
 
 def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
