@@ -15,6 +15,7 @@ import peft
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoConfig
 from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
@@ -297,6 +298,28 @@ def test_the_checkpoint_s_adapters(adapted, layout, request):
         assert difference(output, request["multi_modal_data"]) <= TOLERANCE
         model.set_adapter("vision")
         assert difference(output, request["multi_modal_data"], model.base_model.model) > 10 * TOLERANCE
+
+
+@pytest.mark.slow
+def test_both_layouts_have_the_same_bits(adapted, first):
+    """Every logit; what changes one weight, of the tower or of an adapter, is noticed."""
+    requests = [make_request(*parts, seed) for seed, parts in enumerate(OWN)]
+
+    def logits(folder):
+        with make_llm(folder) as llm:
+            outputs = llm.generate(requests, PARAMS, use_tqdm=False)
+        return [
+            [{i: one.logprob for i, one in row.items()} for row in o.outputs[0].logprobs] for o in outputs
+        ]
+
+    expected = logits(adapted[1])
+    assert logits(first[0]) == expected
+    weights = load_file(first[0] / "model.safetensors")
+    for name, changes in (("image_embed.glb_GN", [1, 3]), ("0.mlp.down_proj.lora_B.speech.weight", [2])):
+        [whole] = [key for key in weights if key.endswith(name)]
+        save_file(weights | {whole: weights[whole] + 0.1}, first[0] / "model.safetensors")
+        found = logits(first[0])
+        assert [at for at in range(len(OWN)) if found[at] != expected[at]] == changes
 
 
 def test_adapters_are_copied_once(first):
