@@ -166,7 +166,7 @@ class MediaPart(StepPart):
         places, start = np.zeros((3, media[-1].end), np.int64), 0
         offset = 0
         for item in media:
-            runs = self._encoder().patch_positions({n: read_features(f) for n, f in item.features.items()})
+            runs = self._encoder().patch_positions({n: _view(f) for n, f in item.features.items()})
             is_patch = ids[item.start : item.end] == item.placeholder_id
             firsts = [item.start + int(run[0]) for run in _runs(np.flatnonzero(is_patch))]
             for first, run in zip(firsts, runs, strict=True):
@@ -251,10 +251,15 @@ def _send_features(name: str, features: Features, device: torch.device) -> Tenso
     if device.type == "cpu" or name in SIZES:
         return torch.from_numpy(read_features(features))
     pinned = torch.empty(features.shape, dtype=getattr(torch, features.dtype), pin_memory=True)
-    pinned.numpy()[...] = np.frombuffer(features.data, features.dtype).reshape(features.shape)
+    pinned.numpy()[...] = _view(features)
     return pinned.to(device, non_blocking=True)
 
 
 def read_features(features: Features) -> Array:
     """Return the array, whose memory is its own."""
-    return np.frombuffer(bytearray(features.data), features.dtype).reshape(features.shape)
+    return _view(features).copy()
+
+
+def _view(features: Features) -> Array:
+    """Return the array, to be read only."""
+    return np.frombuffer(features.data, features.dtype).reshape(features.shape)
