@@ -280,16 +280,6 @@ def _divisor(number: int, limit: int) -> int:
     return max(part for part in range(1, limit + 1) if number % part == 0)
 
 
-def forbid(logits: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, words: torch.Tensor) -> None:
-    """See sampling.Forbid."""
-    used, places = np.unique(numbers.numpy(), return_inverse=True)
-    forbidden = (~words.numpy()[used]).view(np.uint8)
-    bits = np.unpackbits(forbidden, axis=1, count=logits.shape[1], bitorder="little")
-    is_forbidden = torch.from_numpy(bits).view(torch.bool)
-    for row, number in zip(rows.tolist(), places.tolist(), strict=True):
-        logits[row].masked_fill_(is_forbidden[number], _NEVER)
-
-
 def penalize(
     logits: torch.Tensor,
     rows: torch.Tensor,

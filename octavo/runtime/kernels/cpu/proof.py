@@ -59,6 +59,13 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         yield "a norm"
     if not all(map(torch.equal, fast.sampling.choose(x), slow.sampling.choose(x))):
         yield "greedy"
+    which, numbers = torch.tensor([4, 0, 3]), torch.tensor([1, 0, 1])
+    words = torch.randint(-(2**31), 2**31, (2, 6), generator=generator).int()
+    left, right = x.clone(), x.clone()
+    fast.sampling.forbid(left, which, numbers, words)
+    slow.sampling.forbid(right, which, numbers, words)
+    if not torch.equal(left, right):
+        yield "forbid"
 
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Pieces, Ragged, Scores, Share
-from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose, forbid
+from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
 from octavo.runtime.kernels.cpu.experts import CompiledExperts
@@ -88,7 +88,10 @@ def table_of(library: Library, threads: int) -> KernelTable:
         experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
-            TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
+            TORCH_SAMPLING,
+            choose=partial(choose, kernels.greedy),
+            row_limits=row_limits,
+            forbid=kernels.forbid,
         ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library, threads).record),
         adapters=AdapterKernels(kernels.add_low_rank, kernels.replace, kernels.change_lookup),
@@ -227,6 +230,12 @@ class _CompiledKernels:
         found = choice.token_ids.data_ptr(), choice.max_logits.data_ptr()
         self._library.octavo_greedy(logits.data_ptr(), logits.stride(0), *logits.shape, *found, self._threads)
         return choice
+
+    def forbid(self, logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None:
+        assert rows.dtype == numbers.dtype == torch.int64
+        places = rows.data_ptr(), numbers.data_ptr(), len(rows)
+        end = words.data_ptr(), words.shape[1], self._threads
+        self._library.octavo_forbid(*rows_of(logits), logits.shape[1], *places, *end)
 
     def block_dequantize(self, matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
         blocks = matrix.blocks
