@@ -15,16 +15,16 @@ from octavo.runtime.worker import worker
 pytest.importorskip("triton", reason="needs the package triton: pip install triton")
 from tests.kernels import peer_process
 
-_REGION_BYTES = 16 << 10
+_REGION_BYTES = 32 << 10
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("size", "first_turn"), [(2, 0), (3, 2**30 - 4)], ids=["two", "three, flags wrap"])
+@pytest.mark.parametrize(("size", "first_turn"), [(2, 0), (3, 2**31 - 4)], ids=["two", "three, flags wrap"])
 def test_ranks_agree(size, first_turn):
     """Sums in the order of the ranks, to the bit, by one shot and by two; all calls over the same memory."""
     spawn = torch.multiprocessing.get_context("spawn")
-    flags = torch.full((MOST_PROGRAMS, size), 2 * first_turn, dtype=torch.int32)
-    regions = torch.zeros(NUM_REGIONS * MOST_PROGRAMS * _REGION_BYTES, dtype=torch.uint8)
+    flags = torch.full((MOST_PROGRAMS, size), first_turn, dtype=torch.int32)
+    regions = torch.full((NUM_REGIONS * MOST_PROGRAMS * _REGION_BYTES,), 255, dtype=torch.uint8)
     shared = [(regions.clone().share_memory_(), flags.clone().share_memory_()) for _ in range(size)]
     results = spawn.Queue()
     arguments = shared, _REGION_BYTES, first_turn, results

@@ -14,7 +14,7 @@ class PeerMemory(NamedTuple):
     regions:      [size] int64, the addresses of what the ranks write for each other
     flags:        [size] int64, the addresses of [MOST_PROGRAMS, size] int32, zero at first: how far ranks are
     turns:        [MOST_PROGRAMS] int32, zero at first: how often each program of this rank's kernels came
-    region_bytes: what one program has for one message
+    region_bytes: what one program has for one message, and for the sum of it
     """
 
     rank: int
@@ -26,15 +26,19 @@ class PeerMemory(NamedTuple):
 
     def holds(self, x: Tensor, *, by_rows: bool = False) -> bool:
         """Return True if there is space for x. by_rows: programs take whole ones"""
-        largest = x.numel() // MOST_PROGRAMS
-        if by_rows:
-            largest = max(largest, x.shape[-1])
-        return 2 * largest * x.element_size() <= self.region_bytes
+        row = x.shape[-1] if by_rows else _PIECE
+        rows = -(-x.numel() // (row * MOST_PROGRAMS))
+        parts = -(-row // (ALIGNED * self.size)) * ALIGNED * self.size
+        return rows * (parts + row) * x.element_size() <= self.region_bytes
 
 
+ALIGNED = 8
+"""Numbers at once, of which ranks add up whole ones."""
 MOST_PROGRAMS = 128
 NUM_REGIONS = 4
-"""Of each program: a message and what became of it, in turns."""
+"""Of each program: what others read, in turns; and what they write, all ones at first, in turns."""
+_PIECE = 4096
+"""What a program takes of a flat message."""
 
 
 class Sum(Protocol):

@@ -1,13 +1,18 @@
 """Sums over the memory of other GPUs, by one kernel, without NVLink multicast.
 
-Program b of a rank meets program b of the others and no one else: it writes its rows into a region of its
-own, says so in a flag of each rank, waits for theirs, and reads their regions. Flags only ever grow, by two
-per call, and regions are used in turns: when a region is written again, the others have said that they are in
-the next call, so they have left the one in which they read it. Nothing needs to be reset between calls, nor
-between replays of a graph. (One-shot and two-shot all-reduce as in TensorRT-LLM and vLLM's
-custom_all_reduce.cuh; the flags per program are ours.)
+Program b of a rank meets program b of the others and no one else. For a sum it writes its rows into a region
+of each other rank, and waits for theirs in its own. A number is its own sign: what is not there yet is -1 in
+bits, a NaN, which is left behind when a part is read. So a part takes one way, and no flag and no reading of
+another GPU's memory come after it. (One shot and two as in vLLM's custom_all_reduce.cuh; values that are
+their own signs as in TensorRT-LLM's Lamport kernels.)
 
-A rank that does not come lets the others wait for two minutes, then their kernels trap.
+What is not added up is written into a region of one's own: the program says so in a flag of each rank, waits
+for theirs, and reads their regions. Flags only ever grow, by one per call.
+
+Regions are used in turns: when one is written again, the others have spoken in the next call, so they have
+left the one in which they read it. Nothing needs to be reset between calls, nor between replays of a graph.
+
+A rank that does not come lets the others wait for about two minutes, then their kernels trap.
 """
 
 import torch
@@ -15,14 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerMemory
+from octavo.runtime.kernels.peers import ALIGNED, MOST_PROGRAMS, NUM_REGIONS, PeerMemory
 from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _COLUMNS = 4096  # of a row, where rows do not matter
 _CHOICES = 1024
-_SUM, _NORM, _GATHER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_PROGRAMS, _REGIONS = tl.constexpr(MOST_PROGRAMS), tl.constexpr(NUM_REGIONS)
+_PROGRAMS, _MAIL = tl.constexpr(MOST_PROGRAMS), tl.constexpr(NUM_REGIONS - 2)
 _SAY = tl.constexpr("""{
     .reg .pred %p0;
     setp.ne.u64 %p0, $1, 0;
@@ -49,6 +53,9 @@ again:
 there:
     mov.u32 $0, 0;
 }""")
+_NOW = tl.constexpr("mov.u64 $0, %clock64;")
+_TRAP = tl.constexpr("trap; mov.u32 $0, 0;")
+_LONG = tl.constexpr(1 << 38)  # ticks: two minutes at 2.3 GHz
 
 
 @triton.jit
@@ -92,76 +99,159 @@ def _region(regions, rank, number, like, REGION_BYTES: tl.constexpr):
 
 
 @triton.jit
-def _add_up(regions, number, place, inside, like, SIZE: tl.constexpr, REGION_BYTES: tl.constexpr):
-    total = tl.zeros(place.shape, tl.float32)
-    for rank in tl.static_range(SIZE):
-        part = _region(regions, rank, number, like, REGION_BYTES)
-        total += tl.load(part + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    return total.to(like.dtype.element_ty)
+def _tell(to, value, mask):
+    """Store values where another rank, or this one, `_hear`s them."""
+    NARROW: tl.constexpr = value.dtype.primitive_bitwidth == 16
+    WORD: tl.constexpr = tl.int16 if NARROW else tl.int32
+    bits = value.to(WORD, bitcast=True)
+    bits = tl.where(bits == -1, 0x7FFF if NARROW else 0x7FFFFFFF, bits).to(WORD)  # a NaN, too
+    tl.store(to.to(tl.pointer_type(WORD), bitcast=True), bits, mask=mask)
 
 
 @triton.jit
-def _inside(place, column, num_elements, MODE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return which elements there are: of whole rows, or of a flat message."""
-    return column < COLUMNS if MODE == _NORM else place < num_elements
+def _hear(parts, stride, own, inside, RANK: tl.constexpr, SIZE: tl.constexpr, PTX: tl.constexpr):
+    """Return the sum in float32, rank by rank, of SIZE parts, once they are there; own: that of RANK."""
+    WORD: tl.constexpr = tl.int16 if own.dtype.primitive_bitwidth == 16 else tl.int32
+    words = parts.to(tl.pointer_type(WORD), bitcast=True)
+    total = tl.zeros(own.shape, tl.float32)
+    missing = 1
+    if PTX:
+        began = tl.inline_asm_elementwise(_NOW, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    while missing > 0:
+        empty = tl.zeros(own.shape, tl.int32)
+        total = tl.zeros(own.shape, tl.float32)
+        for rank in tl.static_range(SIZE):
+            if rank == RANK:
+                total += own.to(tl.float32)
+            else:
+                bits = tl.load(words + rank * stride, mask=inside, other=0, volatile=True)
+                empty |= (bits == -1).to(tl.int32)
+                value = bits.to(own.dtype, bitcast=True).to(tl.float32)
+                total = value if SIZE == 1 else total + value
+        missing = tl.max(empty, 0)
+        if PTX:
+            now = tl.inline_asm_elementwise(_NOW, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+            if now - began > _LONG:
+                tl.inline_asm_elementwise(_TRAP, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            tl.store(words + rank * stride, tl.full(own.shape, -1, WORD), mask=inside)
+    return total
+
+
+@triton.jit
+def _inside(place, column, num_elements, COLUMNS: tl.constexpr):
+    return (column < COLUMNS) & (place < num_elements)
 
 
 # fmt: off
+@triton.jit
+def _add_chunks(
+    x, regions, own, box, count, num_elements,
+    RANK: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNK_WIDTH: tl.constexpr, REGION_BYTES: tl.constexpr, PTX: tl.constexpr,
+):
+    """Add up this rank's chunk of each row, and tell all ranks the sums, which stand behind the parts."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    column = RANK * CHUNK + tl.arange(0, CHUNK_WIDTH)
+    for index in range(count):
+        place = (program + index * num_programs).to(tl.int64) * COLUMNS + column
+        inside = _inside(place, column, num_elements, COLUMNS) & (column < (RANK + 1) * CHUNK)
+        here = tl.load(x + place, mask=inside, other=0.0)
+        parts = own + index * SIZE * CHUNK + (column - RANK * CHUNK)
+        value = _hear(parts, CHUNK, here, inside, RANK, SIZE, PTX).to(x.dtype.element_ty)
+        for step in tl.static_range(SIZE):
+            to = _region(regions, (RANK + 1 + step) % SIZE, box, x, REGION_BYTES)
+            _tell(to + count * SIZE * CHUNK + index * COLUMNS + column, value, inside)
+
+
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["turns"])
 def _peer_sum_kernel(
-    x, residual, weight, total, out, regions, flags, turns, num_rows, num_elements, stride_residual, eps,
-    MODE: tl.constexpr, TWO_SHOTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, REGION_BYTES: tl.constexpr, THREADS: tl.constexpr,
-    PTX: tl.constexpr, PDL: tl.constexpr,
+    x, residual, weight, total, out, regions, turns, num_rows, num_elements, stride_residual, eps,
+    NORM: tl.constexpr, TWO_SHOTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNK_WIDTH: tl.constexpr,
+    REGION_BYTES: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Add up every num_programs-th row of COLUMNS. The last may be shorter: there are num_elements in all."""
+    """Add up every num_programs-th row of COLUMNS. The last may be shorter: there are num_elements in all.
+
+    In two shots, every rank adds up its CHUNK of each row, and tells the others the sums.
+    """
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, WIDTH)
-    if MODE == _NORM:
+    if NORM:
         factor = tl.load(weight + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
     wait(PDL)
     turn = tl.load(turns + program)
-    message = turn & 1
-    own = _region(regions, RANK, message, x, REGION_BYTES)
-    sums = _region(regions, RANK, message + 2, x, REGION_BYTES)
+    box = _MAIL + (turn & 1)
+    own = _region(regions, RANK, box, x, REGION_BYTES)
+    count = (num_rows - program + num_programs - 1) // num_programs
+    sums = count * SIZE * CHUNK
+    for index in range(count):
+        place = (program + index * num_programs).to(tl.int64) * COLUMNS + column
+        inside = _inside(place, column, num_elements, COLUMNS)
+        told = tl.load(x + place, mask=inside, other=0.0)
+        for step in tl.static_range(1, SIZE):
+            peer = (RANK + step) % SIZE
+            to = _region(regions, peer, box, x, REGION_BYTES) + (index * SIZE + RANK) * CHUNK
+            if TWO_SHOTS:
+                theirs = inside & (column >= peer * CHUNK) & (column < (peer + 1) * CHUNK)
+                _tell(to + (column - peer * CHUNK), told, theirs)
+            else:
+                _tell(to + column, told, inside)
+    release(PDL)
+    if TWO_SHOTS:
+        _add_chunks(
+            x, regions, own, box, count, num_elements,
+            RANK, SIZE, COLUMNS, CHUNK, CHUNK_WIDTH, REGION_BYTES, PTX,
+        )
+    for index in range(count):
+        row = (program + index * num_programs).to(tl.int64)
+        place = row * COLUMNS + column
+        inside = _inside(place, column, num_elements, COLUMNS)
+        here = tl.load(x + place, mask=inside, other=0.0)
+        if NORM:
+            before = tl.load(residual + row * stride_residual + column, mask=inside, other=0.0)
+        if TWO_SHOTS:
+            value = _hear(own + sums + index * COLUMNS + column, 0, here, inside, -1, 1, PTX)
+        else:
+            value = _hear(own + index * SIZE * CHUNK + column, CHUNK, here, inside, RANK, SIZE, PTX)
+        value = value.to(x.dtype.element_ty)
+        if NORM:
+            rounded = (value.to(tl.float32) + before.to(tl.float32)).to(total.dtype.element_ty)
+            tl.store(total + place, rounded, mask=inside)
+            wide = rounded.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, 0) / COLUMNS + eps)
+            value = (wide * scale * factor).to(out.dtype.element_ty)
+        tl.store(out + place, value, mask=inside)
+    tl.store(turns + program, turn + 1)
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["turns"])
+def _peer_gather_kernel(
+    x, out, regions, flags, turns, num_rows, num_elements,
+    RANK: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, REGION_BYTES: tl.constexpr,
+    THREADS: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
+):
+    """Gather every num_programs-th row of COLUMNS."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)
+    wait(PDL)
+    turn = tl.load(turns + program)
+    own = _region(regions, RANK, turn & 1, x, REGION_BYTES)
     count = (num_rows - program + num_programs - 1) // num_programs
     for index in range(count):
         place = (program + index * num_programs).to(tl.int64) * COLUMNS + column
-        inside = _inside(place, column, num_elements, MODE, COLUMNS)
+        inside = place < num_elements
         tl.store(own + index * COLUMNS + column, tl.load(x + place, mask=inside, other=0.0), mask=inside)
-    _meet(flags, 2 * turn + 1, RANK, SIZE, THREADS, PTX)
-    if TWO_SHOTS:
-        for index in range(RANK, count, SIZE):
-            place = (program + index * num_programs).to(tl.int64) * COLUMNS + column
-            inside = _inside(place, column, num_elements, MODE, COLUMNS)
-            here = index * COLUMNS + column
-            value = _add_up(regions, message, here, inside, x, SIZE, REGION_BYTES)
-            tl.store(sums + here, value, mask=inside)
-        _meet(flags, 2 * turn + 2, RANK, SIZE, THREADS, PTX)
+    _meet(flags, turn + 1, RANK, SIZE, THREADS, PTX)
     release(PDL)
     for index in range(count):
-        row = (program + index * num_programs).to(tl.int64)
-        place, here = row * COLUMNS + column, index * COLUMNS + column
-        inside = _inside(place, column, num_elements, MODE, COLUMNS)
-        if MODE == _GATHER:
-            for rank in tl.static_range(SIZE):
-                part = _region(regions, rank, message, x, REGION_BYTES)
-                value = tl.load(part + here, mask=inside, other=0.0, cache_modifier=".cg")
-                tl.store(out + rank * num_elements + place, value, mask=inside)
-        else:
-            if TWO_SHOTS:
-                owner = _region(regions, index % SIZE, message + 2, x, REGION_BYTES)
-                value = tl.load(owner + here, mask=inside, other=0.0, cache_modifier=".cg")
-            else:
-                value = _add_up(regions, message, here, inside, x, SIZE, REGION_BYTES)
-            if MODE == _NORM:
-                before = tl.load(residual + row * stride_residual + column, mask=inside, other=0.0)
-                rounded = (value.to(tl.float32) + before.to(tl.float32)).to(total.dtype.element_ty)
-                tl.store(total + place, rounded, mask=inside)
-                wide = rounded.to(tl.float32)
-                scale = tl.rsqrt(tl.sum(wide * wide, 0) / COLUMNS + eps)
-                value = (wide * scale * factor).to(out.dtype.element_ty)
-            tl.store(out + place, value, mask=inside)
+        place = (program + index * num_programs).to(tl.int64) * COLUMNS + column
+        inside = place < num_elements
+        for rank in tl.static_range(SIZE):
+            part = _region(regions, rank, turn & 1, x, REGION_BYTES) + index * COLUMNS + column
+            value = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(out + rank * num_elements + place, value, mask=inside)
     tl.store(turns + program, turn + 1)
 
 
@@ -177,15 +267,15 @@ def _peer_choose_kernel(
     wait(PDL)
     turn = tl.load(turns)
     own_maxima = _region(regions, RANK, turn & 1, maxima, REGION_BYTES)
-    own_ids = _region(regions, RANK, (turn & 1) + 2, ids, REGION_BYTES)
+    own_ids = _region(regions, RANK, turn & 1, ids, REGION_BYTES) + ROWS
     tl.store(own_maxima + row, tl.load(maxima + row, mask=there, other=0.0), mask=there)
     tl.store(own_ids + row, tl.load(ids + row, mask=there, other=0) + start, mask=there)
-    _meet(flags, 2 * turn + 1, RANK, SIZE, THREADS, PTX)
+    _meet(flags, turn + 1, RANK, SIZE, THREADS, PTX)
     release(PDL)
     highest, chosen = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.int64)
     for rank in tl.static_range(SIZE):
         theirs = _region(regions, rank, turn & 1, maxima, REGION_BYTES)
-        their_ids = _region(regions, rank, (turn & 1) + 2, ids, REGION_BYTES)
+        their_ids = _region(regions, rank, turn & 1, ids, REGION_BYTES) + ROWS
         value = tl.load(theirs + row, mask=there, other=0.0, cache_modifier=".cg")
         token_id = tl.load(their_ids + row, mask=there, other=0, cache_modifier=".cg")
         # Ranks stand in the order of their ids, so the first of equal ones has the lowest; what is not a
@@ -201,14 +291,8 @@ def _peer_choose_kernel(
 def sum_ranks(memory: PeerMemory, x: Tensor, *, two_shots: bool) -> Tensor:
     """See peers.Sum."""
     out = torch.empty_like(x)
-    _launch(memory, _SUM.value, x, out, two_shots=two_shots)
-    return out
-
-
-def gather(memory: PeerMemory, x: Tensor) -> Tensor:
-    """See peers.Gather."""
-    out = x.new_empty((memory.size, *x.shape))
-    _launch(memory, _GATHER.value, x, out)
+    if x.numel():
+        _add_up(memory, x, _flat_columns(x), out, None, 0.0, two_shots=two_shots)
     return out
 
 
@@ -217,39 +301,56 @@ def sum_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """See peers.SumAddNorm."""
     out, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(memory, _NORM.value, x, out, (residual, weight, total), eps, two_shots=two_shots)
+    if x.numel():
+        _add_up(memory, x, x.shape[1], out, (residual, weight, total), eps, two_shots=two_shots)
     return out, total
 
 
-def _launch(
+def _add_up(
     memory: PeerMemory,
-    mode: int,
     x: Tensor,
+    columns: int,
     out: Tensor,
-    norm: tuple[Tensor, Tensor, Tensor] | None = None,
-    eps: float = 0.0,
+    norm: tuple[Tensor, Tensor, Tensor] | None,
+    eps: float,
     *,
-    two_shots: bool = False,
+    two_shots: bool,
 ) -> None:
-    """Share rows out to programs, in two shots so that every rank has some of each. norm: what it takes"""
+    """Share rows out to programs. Two shots take less memory, too. norm: what it takes"""
     assert x.is_contiguous()
-    number = x.numel()
-    if not number:
-        return
-    columns = min(_COLUMNS, max(512, power_of_2(number))) if norm is None else x.shape[1]
-    num_rows = cdiv(number, columns)
-    per_region = memory.region_bytes // (columns * x.element_size())
-    programs = max(cdiv(num_rows, per_region), cdiv(num_rows, memory.size) if two_shots else num_rows)
-    programs = min(MOST_PROGRAMS, programs)
-    assert cdiv(num_rows, programs) <= per_region
+    num_rows, most = cdiv(x.numel(), columns), memory.region_bytes // x.element_size()
+    programs = min(MOST_PROGRAMS, num_rows)
+    count = cdiv(num_rows, programs)
+    two_shots = two_shots or count * memory.size * columns > most
+    chunk = cdiv(columns, ALIGNED * memory.size) * ALIGNED if two_shots else columns
+    assert count * (memory.size * chunk + columns * two_shots) <= most
     residual, weight, total = norm or (x, x, out)
-    width = power_of_2(columns)
-    warps = max(4, min(16, width // 256))
-    tensors = x, residual, weight, total, out, memory.regions, memory.flags, memory.turns
-    kind = {"MODE": mode, "TWO_SHOTS": two_shots, "COLUMNS": columns, "WIDTH": width}
-    _peer_sum_kernel[(programs,)](
-        *tensors, num_rows, number, residual.stride(0), eps, **kind, **_group(memory, warps), **overlapped()
-    )
+    kind = {"NORM": norm is not None, "TWO_SHOTS": two_shots, "COLUMNS": columns, "CHUNK": chunk}
+    widths = {"WIDTH": power_of_2(columns), "CHUNK_WIDTH": power_of_2(chunk)}
+    group = _group(memory, max(4, min(16, power_of_2(columns) // 256)))
+    del group["THREADS"]
+    tensors = x, residual, weight, total, out, memory.regions, memory.turns
+    strides = num_rows, x.numel(), residual.stride(0), eps
+    _peer_sum_kernel[(programs,)](*tensors, *strides, **kind, **widths, **group, **overlapped())
+
+
+def gather(memory: PeerMemory, x: Tensor) -> Tensor:
+    """See peers.Gather."""
+    assert x.is_contiguous()
+    out = x.new_empty((memory.size, *x.shape))
+    number, columns = x.numel(), _flat_columns(x)
+    if number:
+        num_rows = cdiv(number, columns)
+        programs = min(MOST_PROGRAMS, num_rows)
+        assert cdiv(num_rows, programs) * columns * x.element_size() <= memory.region_bytes
+        tensors = x, out, memory.regions, memory.flags, memory.turns
+        group = _group(memory, max(4, columns // 256))
+        _peer_gather_kernel[(programs,)](*tensors, num_rows, number, COLUMNS=columns, **group, **overlapped())
+    return out
+
+
+def _flat_columns(x: Tensor) -> int:
+    return min(_COLUMNS, max(512, power_of_2(x.numel())))
 
 
 def choose_among(memory: PeerMemory, choice: Choice, start: int) -> Choice:
