@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from octavo.base.errors import Overloaded, RequestError
+from octavo.base.pages import return_freed_blocks
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.options import RequestOptions
 from octavo.frontend.requests.prepared import PreparedRequest
@@ -24,6 +25,8 @@ MAX_PREPARE_S = 30.0
 _NUM_THREADS = 4
 _NUM_MEDIA_THREADS = 8
 """That fetch images and wait for the processes that decode them."""
+_KEPT_S = 0.5
+"""How long what media have left is there for others."""
 Unprepared = tuple[PromptType, SamplingParams | PoolingParams | None, RequestOptions, str | None]
 """Prompt, parameters, options and the client's id."""
 
@@ -35,6 +38,7 @@ class Preparation:
         self._max_s = max_s
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="prepare")
         self._media_pool = ThreadPoolExecutor(_NUM_MEDIA_THREADS, thread_name_prefix="media")
+        self._freeing: asyncio.TimerHandle | None = None
 
     async def prepare(self, processor: InputProcessor, *request: *Unprepared) -> PreparedRequest:
         """A checked request, its images read on threads of their own. Raises what `run` and `process` do."""
@@ -49,7 +53,12 @@ class Preparation:
 
     async def run_media(self, job: Callable[[], T]) -> T:
         """The same on the threads that fetch and prepare media."""
-        return await self._wait(self._media_pool.submit(job))
+        try:
+            return await self._wait(self._media_pool.submit(job))
+        finally:
+            loop = asyncio.get_running_loop()
+            if self._freeing is None or self._freeing.when() <= loop.time():
+                self._freeing = loop.call_later(_KEPT_S, return_freed_blocks)
 
     async def _wait(self, running: Future[T]) -> T:
         try:

@@ -7,13 +7,14 @@ much memory.
 
 import signal
 import sys
+from select import select
 from typing import Any
 
 import msgspec
 
 from octavo.base.errors import RequestError
 from octavo.base.limits import limit_memory
-from octavo.base.pages import return_large_blocks
+from octavo.base.pages import return_freed_blocks, return_large_blocks
 from octavo.frontend.media.audio import AudioLimits, decode_audio
 from octavo.frontend.media.decoding import decode
 from octavo.frontend.media.processors.media import Arrays
@@ -22,6 +23,7 @@ from octavo.frontend.media.video import VideoLimits, decode_video
 from octavo.messages.media import Features
 
 MAX_MEMORY_BYTES = 6 << 30
+_IDLE_S = 0.1
 FAULTS = (KeyError, TypeError, ValueError, ZeroDivisionError)
 UNFIT = "The {} cannot be prepared with these mm_processor_kwargs: {}"
 """Said of what `prepare` fails at by one of `FAULTS`."""
@@ -88,8 +90,12 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, question.limit_s)
         said = msgspec.msgpack.encode(answer(question))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sink.write(len(said).to_bytes(8, "little") + said)
+        sink.write(len(said).to_bytes(8, "little"))
+        sink.write(said)
         sink.flush()
+        del question, said
+        if not select([source], [], [], _IDLE_S)[0]:
+            return_freed_blocks()
 
 
 if __name__ == "__main__":

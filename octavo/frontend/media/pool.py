@@ -2,10 +2,12 @@
 of a decoder is the API process's own. They start with the first file. Called on threads, which wait there.
 """
 
+import fcntl
 import queue
 import signal
 import subprocess
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -14,6 +16,7 @@ from octavo.base.processes import start_helper
 from octavo.frontend.media.child import Answer, Question
 
 _MODULE = "octavo.frontend.media.child"
+_PIPE_BYTES = 1 << 20
 
 
 class PreparationPool:
@@ -61,11 +64,13 @@ class _Helper:
         """Return None when the process ended instead."""
         if self._process is None:
             self._process, self._end = start_helper(self, _MODULE)
+            _widen(self._process.stdin, self._process.stdout)
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         said = msgspec.msgpack.encode(question)
         with suppress(BrokenPipeError):
-            process.stdin.write(len(said).to_bytes(8, "little") + said)
+            process.stdin.write(len(said).to_bytes(8, "little"))
+            process.stdin.write(said)
             process.stdin.flush()
         length = process.stdout.read(8)
         content = process.stdout.read(int.from_bytes(length, "little")) if len(length) == 8 else b""
@@ -79,3 +84,10 @@ class _Helper:
             self._process = None
             self._end()
             self.exit_code = process.returncode
+
+
+def _widen(*pipes: Any) -> None:
+    """Have pipes hold a megabyte, where the system lets them: images are not sent in pieces of 64 KiB."""
+    for pipe in pipes:
+        with suppress(OSError, AttributeError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
