@@ -31,11 +31,14 @@ from octavo.engine.structured.residues import Counts, Residues, most_blanks, mos
 from octavo.engine.structured.schema_texts import SchemaTexts
 from octavo.engine.structured.shortlist import END, JSONTokens, Place, Shortlist, Steps, make_tokenizer
 from octavo.engine.structured.spelling import Spelling
+from octavo.engine.structured.state import State
 from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 
 _MAX_LEXER_STATES = 50_000
 """Of up to 2 kB each; they are made as an output grows."""
 _MAX_THREADS = 16
+_FEW = 8
+"""Matchers that take a token sooner than threads are woken."""
 _PER_INSTANCE = 4
 """Outputs."""
 _INSTANCES_PER_THREAD = 2
@@ -50,7 +53,6 @@ _INSTANCES_PER_LIST = 2
 """That a list takes as much as, if no other grammar has it."""
 _NUM_UNSHARED = 2
 """Matchers of a grammar: the one at its beginning, and that of the first output, perhaps the only one."""
-_ANY_TOKEN = range(1 << 31)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """In the text that was compiled, which users do not see."""
 _SHOWN = 300
@@ -61,29 +63,6 @@ _Begin = Callable[[Shortlist | None], Future[llguidance.LLMatcher]]
 """Has a grammar compiled for a list, or for all tokens, on a thread: the library needs no interpreter."""
 _Texts = tuple[Residues | GrammarResidues, list[Steps] | None, list[bytes]]
 """Of a grammar: what decides how its texts go on, the places behind tokens if there are some, and these."""
-
-
-class _State:
-    """A place of outputs and, if that is known, what decides how they go on: these share its answer.
-
-    Others have a state of their own, which goes with them.
-    """
-
-    __slots__ = ("after", "answer", "place", "residue", "shortlist", "spelt")
-
-    def __init__(self, place: int, shortlist: Shortlist | None, residue: Any) -> None:
-        self.residue = residue
-        """None if it is not known."""
-        self.after: dict[int, _State] = {}
-        """By what a token is spelt like that may come and leaves the counts as they are."""
-        self.move(place, shortlist)
-
-    def move(self, place: int, shortlist: Shortlist | None) -> None:
-        """Go to another place."""
-        self.place, self.shortlist = place, shortlist
-        self.spelt: Sequence[int] = _ANY_TOKEN if shortlist is None else shortlist.spelt
-        self.answer: bytes | None = None
-        """What the library says of the tokens of the list."""
 
 
 class _Grammar:
@@ -103,7 +82,7 @@ class _Grammar:
         self._instances: list[dict[Shortlist | None, Future[llguidance.LLMatcher]]] = []
         self._most_instances = most_instances
         self._open: WeakSet[GuidanceMatcher] = WeakSet()
-        self._states: dict[tuple[int, Any], _State] = {}
+        self._states: dict[tuple[int, Any], State] = {}
         self._num_outputs = 0
 
     @property
@@ -114,7 +93,7 @@ class _Grammar:
         states = len(self._states) // _STATES_PER_INSTANCE
         return len(self._instances) + states + own_lists * _INSTANCES_PER_LIST
 
-    def enter(self, matcher: "GuidanceMatcher") -> tuple[int, _State]:
+    def enter(self, matcher: "GuidanceMatcher") -> tuple[int, State]:
         """Return the instance that a new output belongs to, and its state; a first one shares none."""
         index = len(self._open) // _PER_INSTANCE % self._most_instances
         self._open.add(matcher)
@@ -138,7 +117,7 @@ class _Grammar:
             made[shortlist] = self._begin(shortlist)
         return made[shortlist]
 
-    def after(self, state: _State, counts: Counts, token_id: int) -> tuple[_State, Counts]:
+    def after(self, state: State, counts: Counts, token_id: int) -> tuple[State, Counts]:
         """Return the state behind a token that may come; `counts` itself if any others had led there."""
         if self._texts is None:
             state.answer = None
@@ -146,7 +125,9 @@ class _Grammar:
         residues, steps, tokens = self._texts
         place = steps[state.place][token_id] if steps else state.place
         if state.residue is None:
-            state.move(place, self._lists.get(place))
+            state.answer = None
+            if place != state.place:
+                state.move(place, self._lists.get(place))
             return state, counts
         spelt, shortlist = state.spelt[token_id], state.shortlist
         text = (tokens if shortlist is None else shortlist.tokens)[spelt]
@@ -154,10 +135,10 @@ class _Grammar:
         found = None if is_end else residues.after(state.residue, counts, text)
         return (self._state(place, found[0]), found[1]) if found else (self._state(place, None), counts)
 
-    def _state(self, place: int, residue: Any) -> _State:
+    def _state(self, place: int, residue: Any) -> State:
         state = self._states.get((place, residue)) if residue else None
         if state is None:
-            state = _State(place, self._lists.get(place), residue)
+            state = State(place, self._lists.get(place), residue)
             if residue and len(self._states) >= _MAX_STATES:
                 self._states.clear()
             if residue:
@@ -176,6 +157,8 @@ class GuidanceMatcher(Matcher):
         """By list, the matcher and how many tokens it has read; it is at a place of this list."""
         self._own: set[Shortlist | None] = set()
         """Lists of those that no copy shares: the others are copied when they read on."""
+        self.inner: llguidance.LLMatcher | None = None
+        """The one of this place, if it is its own and has read all tokens."""
         self.tokens: list[int] = []
         self.forced: tuple[bytes, int] | None = None
         """A text that was determined, and how many tokens stood before it."""
@@ -186,6 +169,7 @@ class GuidanceMatcher(Matcher):
         other = copy(self)
         other.tokens, other._readers = self.tokens.copy(), self._readers.copy()
         self._own, other._own = set(), set()
+        self.inner = other.inner = None
         if other.state.residue is None:
             other.state = copy(other.state)
         return other
@@ -217,19 +201,26 @@ class GuidanceMatcher(Matcher):
                 state.after[spelt] = following
             self._counts = counts
         self.tokens.append(token_id)
-        self.state = following
+        self.state, self.inner = following, None
         return True
 
     def take(self, token_id: int) -> tuple[llguidance.LLMatcher, int]:
         """Take the next token; return the matcher of the place behind it and what that has to read last."""
+        shortlist, spelt = self.state.shortlist, self.state.spelt[token_id]
         self.tokens.append(token_id)
         self.state, self._counts = self._grammar.after(self.state, self._counts, token_id)
+        inner, self.inner = self.inner, None
+        if inner is not None and self.state.shortlist is shortlist:
+            self._readers[shortlist], self.inner = (inner, len(self.tokens)), inner
+            return inner, spelt
         inner, last = self.read()
         assert last is not None
         return inner, last
 
     def read(self) -> tuple[llguidance.LLMatcher, int | None]:
         """Have the matcher of this place read all but the last piece, which is returned; None: it has all."""
+        if self.inner is not None:
+            return self.inner, None
         shortlist = self.state.shortlist
         known = self._readers.get(shortlist)
         inner, num_read = known or (self._grammar.reader(shortlist, self._instance), 0)
@@ -237,6 +228,7 @@ class GuidanceMatcher(Matcher):
             inner = inner.deep_copy()
             self._own.add(shortlist)
         self._readers[shortlist] = inner, len(self.tokens)
+        self.inner = inner
         if not (pieces := self.tokens[num_read:]):
             return inner, None
         if shortlist is not None:  # one token was chosen at the place where the matcher stands
@@ -314,7 +306,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         """Ask for those of new states, all at once, those of equal vocabularies together."""
         new = {matcher.state: matcher for matcher in matchers if matcher.state.answer is None}
         failed = self._ask(list(new.values())) if new else ()
-        masks: dict[_State, np.ndarray] = {}
+        masks: dict[State, np.ndarray] = {}
         for state in (states := [matcher.state for matcher in matchers]):
             if state not in masks:
                 masks[state] = self._widen(state)
@@ -357,12 +349,12 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         return self._spelling.tokens(text) if text else []
 
     def _consume(self, due: list[tuple[llguidance.LLMatcher, int]]) -> list[bool]:
-        """Several on all cores, a single one on this thread."""
-        if len(due) > 1:
+        """Many on all cores, a few on this thread."""
+        if len(due) > _FEW:
             return consume_token_par(self._threads, due)
         return [inner.consume_tokens([token_id]) for inner, token_id in due]
 
-    def _ask(self, matchers: Sequence[GuidanceMatcher]) -> list[_State]:
+    def _ask(self, matchers: Sequence[GuidanceMatcher]) -> list[State]:
         """Have the library answer for their states; return those in which it failed. A single one here."""
         read = [matcher.read() for matcher in matchers]
         self._consume([(inner, last) for inner, last in read if last is not None])
@@ -382,7 +374,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
                 matchers[row].state.answer = data[place * size : (place + 1) * size]
         return [matcher.state for matcher, (inner, _) in zip(matchers, read, strict=True) if inner.is_error()]
 
-    def _widen(self, state: _State) -> np.ndarray:
+    def _widen(self, state: State) -> np.ndarray:
         shortlist, answer = state.shortlist, state.answer
         assert answer is not None
         key = -1 if shortlist is None else shortlist.number, answer

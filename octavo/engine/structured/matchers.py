@@ -5,6 +5,7 @@ asks for masks when a step is given out. Grammars come checked from the front, s
 short; what was compiled is shared and kept within a bound. Only this package knows what a matcher is.
 """
 
+import gc
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,6 +139,7 @@ class RequestMatchers:
             if name not in self._backends:
                 vocabulary = _read(Path(constraint.vocabulary))
                 self._backends[name] = BACKENDS.load(constraint.backend)(vocabulary), vocabulary.end_ids
+                gc.freeze()  # its tables stay: to look through them again would stop steps for 0.3 s
             return self._backends[name]
 
 

@@ -37,10 +37,10 @@ _MAX_LENGTH = 32
 _NUM_BYTES = 256
 _NEVER, END = _NUM_BYTES, _NUM_BYTES + 1
 """Places in a list behind those of the bytes: of tokens that cannot come, and of ends of text."""
-_ROUNDING = 1024
+_ROUNDING = 4096
 """Sizes of lists: those of one size are asked together."""
 _MANY = 8
-"""A mask of more than one in so many tokens is read token by token, others are written."""
+"""A mask in which more than one in so many tokens may have changed is made token by token."""
 _MAX_SHARE = 0.25
 """Of all tokens; a longer list saves nothing."""
 _MAX_GROWTH = 2
@@ -104,14 +104,16 @@ class Steps(dict[int, int]):
 class Shortlist:
     """A small vocabulary: the bytes, no token, the end of text, and what tokens are spelt like."""
 
-    def __init__(self, vocabulary: Vocabulary, spellings: Iterable[bytes | None]) -> None:
-        """spellings: of each token; None for one that cannot come."""
-        self._whole = vocabulary.tokens
-        self._parts = _Parts(vocabulary)
+    def __init__(
+        self, vocabulary: Vocabulary, spellings: Iterable[bytes | None], *, is_for_all: bool
+    ) -> None:
+        """spellings: of each token; None for one that cannot come; is_for_all: in any place of a text."""
+        self._whole, self._is_for_all = vocabulary.tokens, is_for_all
         self.tokens = [*(bytes([byte]) for byte in range(_NUM_BYTES)), b"<never>", b"<end>"]
         self._known: dict[bytes | None, int] = {token: i for i, token in enumerate(self.tokens[:_NEVER])}
         self._known |= {None: _NEVER, b"": _NEVER}
-        self._places = np.fromiter(map(self._place_of, spellings), np.int32, len(self._whole))
+        self._parts = _Parts(vocabulary, self._known)
+        self._places = np.fromiter(map(self._place_of, spellings), np.intp, len(self._whole))
         self._places[vocabulary.special_ids] = _NEVER
         self._places[vocabulary.end_ids] = END
         self._sorted, self._moved = self._places.argsort(kind="stable"), np.empty(0, np.int64)
@@ -130,6 +132,8 @@ class Shortlist:
         padding = [b""] * (self.num_words * 32 - len(self.tokens))
         small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, END], end_ids=[END])
         self.tokenizer = make_tokenizer(small, slices=[])
+        self._last = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self._whole), np.uint8)
+        """What was allowed when a mask was widened last: of the list, and of all tokens."""
 
     def _place_of(self, spelling: bytes | None) -> int:
         place = self._known.setdefault(spelling, len(self.tokens))
@@ -155,35 +159,47 @@ class Shortlist:
         return len(self.tokens) <= _MAX_SHARE * len(self._whole)
 
     def read(self, token_ids: list[int]) -> list[int]:
-        """Return tokens of the whole vocabulary in bytes, which are right in any place."""
+        """Return what tokens of the whole vocabulary are spelt like in any place: perhaps in bytes."""
+        if self._is_for_all:
+            return [self.spelt[token_id] for token_id in token_ids]
         return [part for token_id in token_ids for part in self._parts[token_id]]
 
     def widen(self, bits: np.ndarray) -> np.ndarray:
-        """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""
-        is_allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
-        places = np.flatnonzero(is_allowed[: len(self._bounds) - 1])
+        """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32.
+
+        Called by one thread at a time. What is as it was in the last mask is copied from there.
+        """
+        is_allowed = np.unpackbits(bits.view(np.uint8), count=len(self.tokens), bitorder="little")
+        before, allowed = self._last
+        places = np.flatnonzero(is_allowed[: len(self._bounds) - 1] != before[: len(self._bounds) - 1])
         starts = self._bounds[places]
         counts = self._bounds[places + 1] - starts
         ends, size = counts.cumsum(), len(self._places)
         if counts.sum() < size // _MANY:
-            allowed = np.zeros(size + -size % 32, np.uint8)
-            allowed[self._sorted[np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())]] = 1
-            allowed[self._moved] = is_allowed[self._places[self._moved]]
+            changed = self._sorted[np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())]
+            allowed = allowed.copy()
+            for token_ids in (changed, self._moved):
+                allowed[token_ids] = is_allowed[self._places[token_ids]]
         else:
-            allowed = np.pad(is_allowed.take(self._places), (0, -size % 32))
-        return np.packbits(allowed, bitorder="little").view(np.int32)
+            allowed = is_allowed[self._places]
+        self._last = is_allowed, allowed
+        packed = np.zeros(-(-size // 32), np.int32)
+        packed.view(np.uint8)[: -(-size // 8)] = np.packbits(allowed, bitorder="little")
+        return packed
 
 
 class _Parts(dict[int, list[int]]):
     """By token of the whole vocabulary, those of any list that spell it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, known: dict[bytes | None, int]) -> None:
+        """known: places in any list, by what is spelt there"""
         super().__init__((token_id, [_NEVER]) for token_id in vocabulary.special_ids)
         self.update((token_id, [END]) for token_id in vocabulary.end_ids)
-        self._tokens = vocabulary.tokens
+        self._tokens, self._known = vocabulary.tokens, known
 
     def __missing__(self, token_id: int) -> list[int]:
-        self[token_id] = list(self._tokens[token_id]) or [_NEVER]
+        token = self._tokens[token_id]
+        self[token_id] = [self._known[token]] if token in self._known else [*token]
         return self[token_id]
 
 
@@ -196,7 +212,8 @@ class JSONTokens:
         self._ids: dict[str, list[int]] = defaultdict(list)
         """By text inside a string, the tokens in which it stands for its length alone."""
         self._is_inside = place is not Place.OUTSIDE
-        self._base = Shortlist(vocabulary, map(self._by_length, count(), vocabulary.tokens))
+        spellings = map(self._by_length, count(), vocabulary.tokens)
+        self._base = Shortlist(vocabulary, spellings, is_for_all=False)
         self._lock = Lock()
         self._shared: list[Shortlist] = []
         """The one that was asked for last stands first."""
