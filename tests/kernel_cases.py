@@ -751,7 +751,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "begin", "mask", "end"}
+_NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "rounds", "begin", "mask", "end"}
 _NO_OPS |= {"record_calls", "gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
 _NO_OPS |= {"arrange", "explain", "latent_prompts", "add_low_rank", "group", "limits_dtype"}
 _NO_OPS |= {"activated_block_matmul", "splits_floats", "placed_experts", "merge_parts"}

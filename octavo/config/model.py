@@ -56,9 +56,9 @@ class ModelConfig(metaclass=Concern):
         "Precision of the inputs of products with packed and bfloat16 weights on CPU: float32 (exact), "
         "int16 (packed weights only; nearly exact), bfloat16 (needs AMX, AVX512_BF16 or ARM's BF16, else "
         "float32) or int8 (rounded most); auto = bfloat16 where the CPU has AMX, else int16, and with the "
-        "other two bfloat16 for bfloat16 weights; with AMX, float32 weights of pooling models are multiplied "
-        "as sums of two bfloat16 numbers (16 bits). On a GPU auto rounds inputs to 8 bits where a "
-        "checkpoint was made for that (FP8, W8A8); float32 never does.",
+        "other two bfloat16 for bfloat16 weights (Intel's without AMX: float32); with AMX, float32 weights "
+        "of pooling models are multiplied as sums of two bfloat16 numbers (16 bits). On a GPU auto rounds "
+        "inputs to 8 bits where a checkpoint was made for that (FP8, W8A8); float32 never does.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
     attention_backend: str = option(

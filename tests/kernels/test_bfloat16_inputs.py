@@ -201,7 +201,8 @@ def test_gated_is_product_and_gate(soft: dict[int, KernelTable], name: str) -> N
         for start, end in ((0, 1), (7, 24), (3, 44), (0, 260)):
             made = _gated(soft[2], x[start:end], blocks, name, gate)
             assert made is not None and torch.equal(made, expected[start:end]), (gate, start, end)
-    assert _gated(soft[1], x, blocks, name, "silu", "float32") is None
+    if name != "BF16":  # floats have a kernel of their own where vectors are long
+        assert _gated(soft[1], x, blocks, name, "silu", "float32") is None
 
 
 def _gated(
@@ -272,7 +273,7 @@ def test_a_row_may_end_anywhere(soft: dict[int, KernelTable]) -> None:
 def test_tiles_of_this_cpu(fast: KernelTable, soft: dict[int, KernelTable], name: str) -> None:
     """AMX gives what plain code gives, bit by bit; where nothing multiplies bfloat16, nothing is rounded."""
     torch.manual_seed(3)
-    has_tiles, rounds = (p == "bfloat16" for p in (fast.linear.input_precision, fast.linear.dense_precision))
+    has_tiles, rounds = fast.linear.input_precision == "bfloat16", fast.linear.rounds
     for m in (1, 16, 37):
         x, blocks, bias = torch.randn(m, 768), make_blocks(name, 75, 768), torch.randn(75)
         actual = fast.linear.block_matmul(x, Packed(blocks, name, "bfloat16"), bias)

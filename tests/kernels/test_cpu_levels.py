@@ -5,6 +5,8 @@ tests/kernels/test_fast_against_ref.py has the best for this CPU.
 """
 
 import shlex
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 _HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build.cpu_features())]
 _PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS, "bf16": Products.DOTS}
+_LONG_VECTORS = {"amx", "avx512_bf16", "avx512"}
 
 
 @pytest.fixture(scope="module", params=_HERE)
@@ -74,17 +77,48 @@ def test_threads_share_the_rows_of_a_prompt(
         assert torch.equal(level[1][1].linear.block_matmul(x[start:end], matrix), whole[start:end])
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40])
-def test_gated_is_product_and_gate(level: tuple[str, dict[int, KernelTable]], rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 40, 300])
+@pytest.mark.parametrize(
+    ("name", "precision", "levels"), [("Q4_1", "bfloat16", _PRODUCTS), ("BF16", "float32", _LONG_VECTORS)]
+)
+def test_gated_is_product_and_gate(
+    level: tuple[str, dict[int, KernelTable]],
+    name: str,
+    precision: InputPrecision,
+    levels: Collection[str],
+    rows: int,
+) -> None:
     torch.manual_seed(2)
     kernels, x = level[1][2], torch.randn(rows, 512)
-    matrix = Packed(make_blocks("Q4_1", 2 * 37, 512), "Q4_1", "bfloat16")
+    matrix = Packed(make_blocks(name, 2 * 37, 512), name, precision)
     gated = kernels.linear.gated_block_matmul
-    assert (gated is None) == (level[0] not in _PRODUCTS)
-    if gated is not None:
+    made = gated and gated(x, matrix, "silu")
+    assert (made is not None) == (level[0] in levels)
+    if made is not None:
         product = kernels.linear.block_matmul(x, matrix)
-        made = gated(x, matrix, "silu")
-        assert made is not None and torch.equal(made, kernels.activate(product, "silu", gated=True))
+        assert torch.equal(made, kernels.activate(product, "silu", gated=True))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("k", [75, 193, 512])
+def test_rows_of_floats_are_the_same_in_any_company(
+    level: tuple[str, dict[int, KernelTable]], name: str, k: int
+) -> None:
+    """A prompt's rows are shared by threads, and meet weights block by block."""
+    torch.manual_seed(6)
+    x, bias, matrix = torch.randn(500, k), torch.randn(45), Packed(make_blocks(name, 45, k), name)
+    whole = level[1][2].linear.block_matmul(x, matrix, bias)
+    expected = ref_table().linear.block_matmul(x, matrix, bias)
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-4)
+    for start, end in ((0, 1), (13, 15), (200, 230), (490, 500)):
+        assert torch.equal(level[1][1].linear.block_matmul(x[start:end], matrix, bias), whole[start:end])
+
+
+def test_floats_are_rounded_where_that_is_faster(level: tuple[str, dict[int, KernelTable]]) -> None:
+    """Intel's vectors multiply floats faster than bfloat16; its tiles, and other CPUs' vectors, do not."""
+    is_slower = level[0] == "avx512_bf16" and "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    rounds = level[0] in _PRODUCTS and not is_slower
+    assert level[1][1].linear.dense_precision == ("bfloat16" if rounds else "float32")
 
 
 def test_a_row_may_end_anywhere(level: tuple[str, dict[int, KernelTable]]) -> None:

@@ -156,6 +156,8 @@ class LinearKernels:
     """What `block_matmul` is best given where the user leaves the choice."""
     dense_precision: InputPrecision = "float32"
     """The same for weights that are bfloat16."""
+    rounds: bool = False
+    """Whether `block_matmul` rounds inputs that are to be bfloat16; else they stay floats."""
     split_product: SplitProduct | None = None
     """Where a norm forms the sum of some products faster than they do it themselves."""
     gated_block_matmul: GatedBlockMatmul | None = None

@@ -41,4 +41,13 @@ auto with_activation(int kind, Use&& use) {
     return kind == 0 ? use(Silu{}) : kind == 1 ? use(Gelu{}) : use(GeluTanh{});
 }
 
+// VL outputs: their gates times their values.
+using VectorGate = vf (*)(vf gates, vf values);
+
+inline VectorGate vector_gate(int kind) {
+    return with_activation(kind, [](auto act) -> VectorGate {
+        return [](vf gates, vf values) { return decltype(act)::apply(gates) * values; };
+    });
+}
+
 }  // namespace octavo

@@ -18,15 +18,6 @@ constexpr int STRIP = TILE_ROWS;
 constexpr int64_t ROWS_BYTES = 20 << 10;  // of x, beside which weights pass
 constexpr int64_t PANEL_BYTES = 256 << 10;
 
-// VL outputs: their gates times their values.
-using Gate = vf (*)(vf gates, vf values);
-
-inline Gate gate_of(int kind) {
-    return with_activation(kind, [](auto act) -> Gate {
-        return [](vf gates, vf values) { return decltype(act)::apply(gates) * values; };
-    });
-}
-
 // With a gate, W is n rows of gates and n of values.
 struct Product {
     const float* x;
@@ -36,7 +27,7 @@ struct Product {
     const float* bias;
     float* y;
     int64_t y_stride;
-    Gate gate;
+    VectorGate gate;
 
     const halves* rounded = nullptr;  // x in whole parts, and an even number of rows
     int64_t parts = divide_up(k, PART), kinds = gate ? 2 : 1;

@@ -80,6 +80,8 @@ class Library:
         self.call_log: CallLog | None = None
         self._library = ctypes.CDLL(str(path))
         self.bfloat16_products = Products(self._library.octavo_bf16_products())
+        self.turns_floats = self._library.octavo_float_products() > 0
+        self.prefers_floats = self._library.octavo_float_products() == 2
         self._replay = self._library.octavo_replay
         self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "blocks.h"
 #include "exported.h"
+#include "matmul_dense.h"
 #include "threads.h"
 
 namespace octavo {
@@ -128,6 +128,9 @@ using namespace octavo;
 extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                               int64_t y_stride, int threads) {
+#if defined(OCTAVO_AVX512)
+    if (dense::multiply_any({x, m, k, x_stride, w, n, row_bytes, bias, y, y_stride}, type, threads)) return;
+#endif
     Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y, y_stride};
     std::vector<float> padded;
     if (k % PART) {  // dense types only
@@ -139,6 +142,28 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
     with_type(type, [&](auto type) { multiply<decltype(type)>(job, threads); });
 }
 OCTAVO_EXPORTED(octavo_matmul)
+
+#if defined(OCTAVO_AVX512)
+// The gated outputs of n rows of gates and n of values, whose type is a dense one.
+extern "C" void octavo_gated_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
+                                    int64_t row_bytes, int type, int kind, float* y, int threads) {
+    dense::multiply_any({x, m, k, x_stride, w, n, row_bytes, nullptr, y, n, vector_gate(kind)}, type, threads);
+}
+OCTAVO_EXPORTED(octavo_gated_matmul)
+#endif
+
+// 0: without octavo_gated_matmul; 2: vectors of floats are also faster here than those of bf16, of which Intel's CPUs
+// multiply one while two of floats are (their tiles are faster than both).
+extern "C" int octavo_float_products() {
+#if defined(OCTAVO_DOTS_512)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") ? 2 : 1;
+#elif defined(OCTAVO_AVX512)
+    return 2;
+#else
+    return 0;
+#endif
+}
 
 // Rows of W times `scale`: the first n, or those at `places`; a negative place has zeros.
 extern "C" void octavo_dequantize(const uint8_t* w, const int64_t* places, int64_t n, int64_t k,

@@ -195,7 +195,7 @@ OCTAVO_EXPORTED(octavo_matmul_bf16)
 extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                          const uint8_t* w, int64_t n, int64_t row_bytes, int type, int kind,
                                          float* y, int threads) {
-    dots::multiply({x, m, k, x_stride, w, n, row_bytes, nullptr, y, n, dots::gate_of(kind)}, type, threads);
+    dots::multiply({x, m, k, x_stride, w, n, row_bytes, nullptr, y, n, vector_gate(kind)}, type, threads);
 }
 OCTAVO_EXPORTED(octavo_gated_matmul_bf16)
 

@@ -42,11 +42,12 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             yield f"block_dequantize of {kind.name}"
         for rows, input_precision in product(_ROWS, _INPUT_PRECISIONS):
             x, matrix = torch.randn(rows, _K, generator=generator), Packed(*plain[:2], input_precision)
-            is_exact = input_precision == "bfloat16" and fast.linear.dense_precision != "bfloat16"
+            is_exact = input_precision == "bfloat16" and not fast.linear.rounds
             reference = slow.linear.block_matmul(x, plain if is_exact else matrix)
             if not _agree(fast.linear.block_matmul(x, matrix), reference, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
+    yield from _gate_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     yield from _expert_disagreements(fast, slow)
     if not _agree(_recurrences(fast), _recurrences(slow), 10):
@@ -70,7 +71,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Compare where tiles multiply: many rows, products with a gate, and the greedy output."""
-    if fast.linear.gated_block_matmul is None:
+    if fast.linear.gated_block_matmul is None or not fast.linear.rounds:
         return
     generator = torch.Generator().manual_seed(3)
     for kind in TYPES.values():
@@ -94,6 +95,17 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             found = None if greedy is None else greedy(x, matrix)
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
                 yield f"block_greedy of {kind.name}, {rows} rows"
+
+
+def _gate_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
+    """Compare products of floats that end with a gate with those that do not."""
+    generator, gated_matmul = torch.Generator().manual_seed(6), fast.linear.gated_block_matmul
+    for kind, rows in product([kind for kind in TYPES.values() if kind.block == 1], _ROWS):
+        x, matrix = torch.randn(rows, _K, generator=generator), _finite_blocks(kind, slow, generator)[:36]
+        gated = gated_matmul and gated_matmul(x, Packed(matrix, kind.name), "silu")
+        whole = fast.linear.block_matmul(x, Packed(matrix, kind.name))
+        if gated is not None and not torch.equal(gated, fast.activate(whole, "silu", gated=True)):
+            yield f"gated_block_matmul of {kind.name}, {rows} rows"
 
 
 def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:

@@ -34,6 +34,7 @@ from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.table import KernelTable
 
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+_FLOATS = ("F32", "F16", "BF16")
 _LARGE_BYTES = 1 << 20
 _ROWS_OF_TILES = 64  # that multiply weights as they are unpacked
 _FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
@@ -77,8 +78,9 @@ def table_of(library: Library, threads: int) -> KernelTable:
             select_inputs=kernels.select_inputs,
             join=kernels.join,
             input_precision="bfloat16" if tiles else "int16",
-            dense_precision="bfloat16" if rounds else "float32",
-            gated_block_matmul=kernels.gated_block_matmul if rounds else None,
+            dense_precision="bfloat16" if tiles or (rounds and not library.prefers_floats) else "float32",
+            rounds=rounds,
+            gated_block_matmul=kernels.gated_block_matmul if rounds or library.turns_floats else None,
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
             activated_block_matmul=kernels.activated_block_matmul if tiles else None,
@@ -321,12 +323,14 @@ class _CompiledKernels:
         return out
 
     def gated_block_matmul(self, x: Tensor, matrix: Packed, gate: Activation) -> Tensor | None:
-        """See linear.GatedBlockMatmul; products in bfloat16 only."""
-        if way_of(matrix) != Way.BFLOAT16:
+        """See linear.GatedBlockMatmul; products in bfloat16, and with floats in long vectors, only."""
+        rounds = way_of(matrix) == Way.BFLOAT16 and self._rounds(matrix)
+        if not rounds and not (self._library.turns_floats and matrix.type_name in _FLOATS):
             return None
         out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0] // 2)))
         end = ACTIVATIONS[gate], out.data_ptr(), self._threads
-        self._library.octavo_gated_matmul_bf16(*_factors(x, matrix, 2), *end)
+        multiply = self._library.octavo_gated_matmul_bf16 if rounds else self._library.octavo_gated_matmul
+        multiply(*_factors(x, matrix, 2), *end)
         return out
 
     def block_feed_forward(self, x: Tensor, up: Packed, gate: Activation, down: Packed) -> Tensor | None:
