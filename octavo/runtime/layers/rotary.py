@@ -233,7 +233,8 @@ class RotaryEmbedding:
 
 def _by_axis(tables: tuple[Tensor, ...], axes: Tensor) -> Tensor:
     """Take each column from the table of its axis."""
-    return torch.stack(tables, -1).gather(-1, axes.expand(len(tables[0]), -1)[..., None])[..., 0]
+    times, rows, columns = tables
+    return torch.where(axes == 0, times, torch.where(axes == 1, rows, columns))
 
 
 class AxialRotary(RotaryEmbedding):
