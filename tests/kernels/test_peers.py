@@ -9,7 +9,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.resolve import resolve
 from octavo.runtime.distributed import peer_setup
 from octavo.runtime.distributed.peer_setup import choose_limits
-from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS
+from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerMemory
 from octavo.runtime.worker import worker
 
 pytest.importorskip("triton", reason="needs the package triton: pip install triton")
@@ -38,6 +38,24 @@ def test_ranks_agree(size, first_turn):
             process.join(5)
             process.kill()
     assert found == {rank: [] for rank in range(size)}
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_what_is_timed_fits(size, monkeypatch):
+    """Parts that do not divide evenly take more memory: less is timed then, and nothing fails."""
+    from octavo.runtime.kernels.triton import peers
+
+    launched = []
+    monkeypatch.setattr(
+        peers, "_peer_sum_kernel", {(n,): lambda *a, **_: launched.append(a) for n in range(129)}
+    )
+    monkeypatch.setattr(peer_setup, "_seconds", lambda work, *_: len(work()))
+    monkeypatch.setattr(peer_setup.distributed, "all_reduce", lambda *_, **__: None)
+    turns = torch.zeros(MOST_PROGRAMS, dtype=torch.int32)
+    memory = PeerMemory(0, size, turns, turns, turns, peer_setup._REGION_BYTES)
+    group = SimpleNamespace(all_reduce_by_nccl=lambda x: x, process_group=None)
+    peer_setup._measure(memory, SimpleNamespace(sum=peers.sum_ranks), group, None)
+    assert len(launched) == 2 * (11 if 4096 % (8 * size) == 0 else 10)
 
 
 def test_ways_by_size():

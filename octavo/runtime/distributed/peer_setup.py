@@ -126,13 +126,14 @@ def _measure(memory: PeerMemory, kernels: PeerKernels, group: Group, capture: Ca
     device = memory.turns.device
     once, twice = (Peers(memory, kernels, Limits(shot, _UNLIMITED)).all_reduce for shot in (_UNLIMITED, 0))
     graphs: list[Callable[[], None]] = []  # kept: their memory ends with the last of them
-    times = torch.zeros((len(_SIZES), 3), dtype=torch.float64, device=device)
-    for index, size in enumerate(_SIZES):
-        x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+    messages = (torch.zeros(size // 2, dtype=torch.bfloat16, device=device) for size in _SIZES)
+    timed = [x for x in messages if memory.holds(x)]
+    times = torch.zeros((len(timed), 3), dtype=torch.float64, device=device)
+    for index, x in enumerate(timed):
         for way, work in enumerate((once, twice, group.all_reduce_by_nccl)):
             times[index, way] = _seconds(partial(work, x), capture, group, graphs)
     distributed.all_reduce(times, distributed.ReduceOp.MAX, group=group.process_group)
-    return choose_limits(_SIZES, times.tolist())
+    return choose_limits([x.nbytes for x in timed], times.tolist())
 
 
 def choose_limits(sizes: list[int], times: list[list[float]]) -> Limits:
