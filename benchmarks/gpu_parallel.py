@@ -494,6 +494,7 @@ def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> Non
     step_s: of the batch, which is computed in `num_parts`
     bubble: share of each rank's time without a kernel of the model, by steps from first to last request
     idle:   the same of the profiled steps alone
+    alone:  share of the profiled steps' time in which nothing else runs than sums and gathers, by rank
     """
     prompts = random_prompts(random.Random(f"share {batch}"), [128] * batch)
     generate(llm, prompts, [4] * batch)
@@ -512,6 +513,7 @@ def share(llm: Any, part: str, batch: int, step_s: float, num_parts: int) -> Non
             "spoken_share": round(sum(spoken.values()) / max(sum(took.values()), 1e-9), 4),
             "bubble": [round(1 - 1e-6 * us * num_parts / step_s, 3) for us in busy_us],
             "idle": [round(idle(path), 3) for path in paths],
+            "alone": [round(alone(path), 3) for path in paths],
             "spoken_us_each": {f"{k[0][:30]} {k[1]}": statistics.median(by_name[k]) for k in spoken},
         }
     )
@@ -525,7 +527,30 @@ def kernels(path: str) -> tuple[dict[Key, list[float]], dict[Key, float], dict[K
             key = event["name"], str(event["args"].get("grid"))
             by_name.setdefault(key, []).append(event["dur"])
     took = {key: statistics.median(times) * len(times) for key, times in by_name.items()}
-    return by_name, took, {k: us for k, us in took.items() if "nccl" in k[0].lower() or "_peer_" in k[0]}
+    return by_name, took, {key: us for key, us in took.items() if is_spoken(key[0])}
+
+
+def is_spoken(kernel: str) -> bool:
+    """Return True if ranks speak to each other by it."""
+    return "nccl" in kernel.lower() or "_peer_" in kernel
+
+
+def alone(path: str) -> float:
+    """The share of the time from a rank's first to its last kernel in which only what ranks say runs."""
+    events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
+    events = [event for event in events if event.get("cat") in _ON_DEVICE]
+    others = [event for event in events if not is_spoken(event["name"])]
+    first, last = min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
+    return (covered_us(events) - covered_us(others)) / (last - first)
+
+
+def covered_us(events: list[dict[str, Any]]) -> float:
+    """The time in which at least one of them runs."""
+    end = total = 0.0
+    for start, took in sorted((event["ts"], event["dur"]) for event in events):
+        total += max(0.0, start + took - max(start, end))
+        end = max(end, start + took)
+    return total
 
 
 def idle(path: str, least_us: float = 15.0) -> float:
