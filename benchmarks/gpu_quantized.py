@@ -47,6 +47,10 @@ def random_blocks(name: str, rows: int, columns: int) -> Packed:
         raw[:, :4] = (scales / 16).view(torch.uint8)
         body = raw[:, 4:]
         body[body & 127 == 127] ^= 1  # E4M3 has a NaN
+    elif name == "MXFP4":
+        raw[:, 0] = 119
+    elif name == "NV4_64":
+        raw[:, :4], raw[:, 4:8] = (scales / 16).view(torch.uint8), raw[:, 4:8] % 127
     else:
         raw[:, :2] = (scales / (16 if "8" in name or "K" in name else 1)).half().view(torch.uint8)
     if name.startswith("U4"):
@@ -146,7 +150,7 @@ def sweep(names: list[str]) -> None:
         several = kept.setdefault((name, n), copies(matrix))
         seen = set()
         for (tile_n, warps), stages, programs in options:
-            parts = k // (256 if matrix.type_name.startswith("A4") else 128)
+            parts = k // (32 * arranged.codes_of_word(matrix.type_name.partition("_")[0]))
             chosen = {"TILE_N": tile_n, "SPLIT": max(1, min(programs // -(-n // tile_n), parts // 2))}
             chosen |= {"num_warps": warps, "num_stages": stages}
             if tuple(chosen.values()) not in seen:

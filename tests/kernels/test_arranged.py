@@ -12,7 +12,7 @@ from octavo.runtime.kernels.triton import arranged
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import make_blocks
 
-TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q8_0", "U4_32", "U4_64", "S8_32", "F8_64")
+TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q8_0", "U4_32", "U4_64", "S8_32", "F8_64", "MXFP4", "NV4_64")
 CASES = [(name, rows, 70, 1024) for name in TYPES for rows in (1, 9)]
 CASES += [("Q4_0", 64, 130, 2048), ("S8_64", 33, 65, 256), ("Q4_K", 70, 64, 256)]
 LINEAR = cuda_table().linear

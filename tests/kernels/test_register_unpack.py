@@ -44,6 +44,7 @@ register_unpack._few_rows_kernel = Warmed(register_unpack._few_rows_kernel)
 register_unpack._many_rows_kernel = Warmed(register_unpack._many_rows_kernel)
 register_unpack.overlapped = lambda: {"PDL": True, "launch_pdl": True}
 cases = ("A4", 64, 288, 3), ("A4", 32, 320, 200), ("A8", 32, 576, 30), ("AF8", 64, 544, 9)
+cases += ("E4", 32, 320, 3), ("E4", 32, 320, 200)
 for name, group, row, rows in cases:
     x, out = torch.empty(rows, 2048).bfloat16(), torch.empty(rows, 512).bfloat16()
     kind = {"KIND": name, "GROUP": group, "K": 2048, "ROW": row}
@@ -54,8 +55,8 @@ for name, group, row, rows in cases:
     assert ("mma.sync.aligned.m16n8k16" if few else "wgmma.mma_async.sync.aligned.m64") in ptx
     assert kernels[-1].metadata.shared < (1024 if few else 227 * 1024)
 """
-MANY = [(name, rows, n, k) for name in ("Q4_K", "U4_64", "Q8_0", "F8_64") for rows in (1, 8, 9, 17, 64, 130)
-        for n, k in ((70, 256), (512, 2048))]  # fmt: skip
+MANY = [(name, rows, n, k) for name in ("Q4_K", "U4_64", "Q8_0", "F8_64", "NV4_64")
+        for rows in (1, 8, 9, 17, 64, 130) for n, k in ((70, 256), (512, 2048))]  # fmt: skip
 
 
 @pytest.mark.slow

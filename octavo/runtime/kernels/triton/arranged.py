@@ -6,7 +6,7 @@ Code j of 32 neighbouring words are 32 neighbouring columns. So every copy is 16
 as they are, and a group is one operand of a product: codes, whole numbers, become operands in the registers
 that loaded them, and scales multiply sums. Codes of 4 bits turn to bfloat16 two at a time: as mantissas under
 an exponent that puts them from 128 on. A product with ones, which the tensor cores have time for, takes that
-back, and adds the offsets.
+back, and adds the offsets. E2M1 codes (MXFP4, NVFP4) become operands with their scales, of 16 inputs each.
 
 For activations in bfloat16. On Hopper, `register_unpack` multiplies. Many rows are multiplied by torch.
 """
@@ -52,7 +52,20 @@ _NIBBLES = tl.constexpr("{ .reg .b32 t0, t1, e, u; " + _NIBBLES + " }")
 _EIGHT = tl.constexpr((tl.bfloat16,) * 8)
 
 
+@triton.constexpr_function
+def codes_of_word(kind: str) -> int:
+    """Return how many codes of a kind 32 bits hold."""
+    return 8 if kind in ("A4", "E4") else 4
+
+
 # fmt: off
+@triton.jit
+def e2m1(code):
+    """Return what 4 bits stand for: those of a float16 of 2^14 times less."""
+    half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.uint16).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * 16384.0
+
+
 @triton.jit
 def _code(words, j, KIND: tl.constexpr):
     """Return code j of words as float32: of 4 bits + 128."""
@@ -60,6 +73,8 @@ def _code(words, j, KIND: tl.constexpr):
         return ((words >> (4 * j)) & 15).to(tl.float32) + 128.0
     elif KIND == "A8":  # noqa: RET505  # other branches of a constant are compiled after a return
         return (words << (24 - 8 * j) >> 24).to(tl.float32)
+    elif KIND == "E4":
+        return e2m1((words >> (4 * j)) & 15)
     else:
         bits = words >> (8 * j)
         half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
@@ -80,7 +95,9 @@ def _scales(heads, KIND: tl.constexpr):
     if KIND == "A4":
         scale = (heads << 16).to(tl.float32, bitcast=True)
         return scale, (heads & -65536).to(tl.float32, bitcast=True) - 128.0 * scale
-    else:  # noqa: RET505  # as above
+    elif KIND == "E4":  # noqa: RET505  # as above
+        return (heads << 16).to(tl.float32, bitcast=True), (heads & -65536).to(tl.float32, bitcast=True)
+    else:
         scale = heads.to(tl.float32, bitcast=True)
         return scale, scale
 
@@ -111,7 +128,7 @@ def _arranged_kernel(
     PDL: tl.constexpr,
 ):
     """Multiply TILE_N rows of the matrix, the left operand, by all M rows, over one of SPLIT parts of K."""
-    PER: tl.constexpr = 8 if KIND == "A4" else 4
+    PER: tl.constexpr = codes_of_word(KIND)
     SIZE: tl.constexpr = PER * _LANES
     NUM_PARTS: tl.constexpr = K // SIZE
     m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -136,9 +153,13 @@ def _arranged_kernel(
             own = tl.trans(tl.load(inputs + (step * SIZE + j * _LANES), mask=rows, other=0.0).to(DOT))
             if KIND == "A4" and PACKED:
                 product = tl.dot(codes[j], own)
+            elif KIND == "E4":
+                scales = tl.where((lane < 16)[None, :], scale[:, None], offset[:, None])
+                total += tl.dot((_code(words, j, KIND) * scales).to(DOT), own)
             else:
                 product = tl.dot(_code(words, j, KIND).to(DOT), own)
-            total += product * scale[:, None]
+            if KIND != "E4":
+                total += product * scale[:, None]
             if KIND == "A4":
                 total += tl.dot(ones, own) * offset[:, None]
     total = tl.trans(total)
@@ -163,7 +184,7 @@ def _unpack_kernel(
     blocks, out, K: tl.constexpr, ROW: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    PER: tl.constexpr = 8 if KIND == "A4" else 4
+    PER: tl.constexpr = codes_of_word(KIND)
     SIZE: tl.constexpr = PER * _LANES
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -171,6 +192,8 @@ def _unpack_kernel(
     inside = column < K
     words = tl.load(matrix + (column // SIZE * _LANES + column % _LANES), mask=inside, other=0)
     scale, offset = _scales(tl.load(matrix + (K // PER + column // GROUP), mask=inside, other=0), KIND)
+    if KIND == "E4":
+        scale = tl.where(column % _LANES < 16, scale, offset)
     values = _code(words, column % SIZE // _LANES, KIND) * scale
     if KIND == "A4":
         values += offset
@@ -195,7 +218,7 @@ def arrange(matrix: Packed, dtype: torch.dtype) -> Packed:
 def _with_groups_of_128(matrix: Packed) -> Packed:
     """Return the matrix with half as many scales, if each two are equal."""
     (kind, _, _), k = matrix.type_name.partition("_"), matrix.num_inputs
-    words = k // 2 if kind == "A4" else k
+    words = 4 * k // codes_of_word(kind)
     heads = matrix.blocks[:, words:].contiguous().view(torch.int32)
     if k % 512 or (heads[:, 0::2] != heads[:, 1::2]).any():
         return matrix
@@ -209,6 +232,8 @@ def _group(matrix: Packed) -> tuple[str, int] | None:
     name, _, size = matrix.type_name.partition("_")
     if matrix.type_name in ("Q4_0", "Q4_1", "Q4_K", "Q8_0"):
         return "A8" if name == "Q8" else "A4", 32
+    if name in ("MXFP4", "NV4"):
+        return "E4", 32
     kind = {"U4": "A4", "S8": "A8", "F8": "AF8"}.get(name)
     return (kind, int(size)) if kind else None
 
@@ -228,11 +253,21 @@ def _arrange(matrix: Packed) -> Tensor:
 
 
 def _read(name: str, b: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes, one byte each, scales and offsets of blocks; scales are rounded before offsets follow."""
+    """Return codes, one byte each, scales and offsets of blocks; scales are rounded before offsets follow.
+
+    Of E2M1 codes: scales of the first 16 of 32, and of the others.
+    """
 
     def halves(start: int, end: int) -> Tensor:
         return b[:, start:end].contiguous().view(torch.float16).float()
 
+    if name == "MXFP4":
+        scales = (b[:, 0].int() << 23).view(torch.float32)
+        return nibbles(b[:, 1:]), scales, scales
+    if name == "NV4_64":
+        factors = b[:, 4:8].contiguous().view(torch.float8_e4m3fn).float()
+        scales = b[:, :4].contiguous().view(torch.float32) * factors
+        return nibbles(b[:, 8:]), scales[:, 0::2], scales[:, 1::2]
     if name.startswith(("S8", "F8")):
         return b[:, 4:], b[:, :4].contiguous().view(torch.float32), None
     if name == "Q8_0":
@@ -312,7 +347,7 @@ def _kind(matrix: Packed) -> dict[str, Any]:
 @functools.cache
 def tiles(num_rows: int, n: int, k: int, kind: str) -> dict[str, Any]:
     """Choose tile and split, as measured on an H200: many small programs."""
-    num_parts = k // (8 if kind == "A4" else 4) // _LANES.value
+    num_parts = k // codes_of_word(kind) // _LANES.value
     tile_m = max(8, power_of_2(num_rows))
     tile_n, warps = (32, 2) if tile_m == 16 else (64, 4)
     return {

@@ -18,10 +18,10 @@ from torch.nn import functional
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import dequantize_bytes
-from octavo.runtime.kernels.ref.group_blocks import E2M1, FP4, NF4
+from octavo.runtime.kernels.ref.group_blocks import FP4, NF4
 from octavo.runtime.kernels.triton import eight_bits
+from octavo.runtime.kernels.triton.arranged import e2m1, is_arranged, multiply
 from octavo.runtime.kernels.triton.arranged import explain as explain_arranged
-from octavo.runtime.kernels.triton.arranged import is_arranged, multiply
 from octavo.runtime.kernels.triton.arranged import unpack as unpack_arranged
 from octavo.runtime.kernels.triton.launch import Counters, cdiv
 
@@ -112,13 +112,12 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
     """
     if KIND == "NV4":
         q = (_byte(block + 8 + i % 32, mask) >> (i // 32 * 4)) & 15
-        return tl.load(levels + q) * _e4m3(_byte(block + 4 + i // 16, mask)) * _float(block, mask)
+        return e2m1(q) * (_e4m3(_byte(block + 4 + i // 16, mask)) * _float(block, mask))
     if KIND == "MXFP4" or KIND == "NF4" or KIND == "FP4":
         start: tl.constexpr = 1 if KIND == "MXFP4" else 4
         q = (_byte(block + start + i % (BLOCK // 2), mask) >> (i // (BLOCK // 2) * 4)) & 15
-        if KIND == "MXFP4":  # the bits of an E2M1 are those of a float16 of 2^14 times less
-            half = (((q & 8) << 12) | ((q & 7) << 9)).to(tl.uint16).to(tl.float16, bitcast=True)
-            value = half.to(tl.float32) * 16384.0 * (_byte(block, mask) << 23).to(tl.float32, bitcast=True)
+        if KIND == "MXFP4":
+            value = e2m1(q) * (_byte(block, mask) << 23).to(tl.float32, bitcast=True)
         else:
             value = tl.load(levels + q) * _float(block, mask)
         return value
@@ -204,7 +203,7 @@ def constants_of(matrix: Packed) -> dict[str, Any]:
 @functools.cache
 def levels_of(type_name: str, device: torch.device) -> Tensor | None:
     """Return what the 16 codes of a type stand for; None for types that count."""
-    levels = {"NF4": NF4, "FP4": FP4, "NV4": E2M1}.get(type_name.partition("_")[0])
+    levels = {"NF4": NF4, "FP4": FP4}.get(type_name.partition("_")[0])
     return None if levels is None else torch.tensor(levels, device=device)
 
 

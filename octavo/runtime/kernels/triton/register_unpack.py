@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.runtime.kernels.triton.arranged import codes_of_word
 from octavo.runtime.kernels.triton.launch import Counters, cdiv, overlapped, power_of_2
 
 _FEW_ROWS = 16
@@ -44,6 +45,22 @@ def _unpack_4(pair: int) -> str:
         text += "mov.b32 c, 0xc300c300; add.rn.bf16x2 u, u, c;"
         text += f"prmt.b32 s, {head}, {head}, 0x1010; prmt.b32 o, {head}, {head}, 0x3232;"
         text += f"fma.rn.bf16x2 ${j}, u, s, o;"
+    return "{ .reg .b32 t, c, u, s, o; " + text + " }"
+
+
+@triton.constexpr_function
+def _unpack_e2m1(pair: int) -> str:
+    """Return code: as `_unpack_4`, of E2M1 codes; a head has a scale, twice.
+
+    The bits of an E2M1 are those of a bfloat16 of 2^126 times less.
+    """
+    text = f"prmt.b32 t, $2, $3, {('0x5410', '0x7632')[pair // 2]}; mov.b32 c, 0x7e807e80;"
+    for j in range(2):
+        code, head = pair % 2 * 2 + j, f"${4 + 2 * j}"
+        move = f"shl.b32 u, t, {6 - 4 * code};" if code < 2 else f"shr.b32 u, t, {4 * code - 6};"
+        text += f"shl.b32 o, t, {12 - 4 * code}; and.b32 o, o, 0x80008000;{move}"
+        text += "lop3.b32 u, u, 0x01c001c0, o, 0xea; mul.rn.bf16x2 u, u, c;"
+        text += f"prmt.b32 s, {head}, {head}, 0x1010; mul.rn.bf16x2 ${j}, u, s;"
     return "{ .reg .b32 t, c, u, s, o; " + text + " }"
 
 
@@ -106,8 +123,13 @@ def _load(row, lanes, step, K: gl.constexpr, PER: gl.constexpr, GROUP: gl.conste
 def _unpack(words, heads, pair: gl.constexpr, KIND: gl.constexpr):
     """Return codes 2 * pair and the next of all words, times their scales."""
     none = gl.zeros_like(words)
-    given = [words, heads[2 * pair].expand_dims(1) + none, heads[2 * pair + 1].expand_dims(1) + none]
-    code: gl.constexpr = _unpack_4(pair) if KIND == "A4" else _unpack_8(pair, KIND == "AF8")
+    first, second = heads[2 * pair].expand_dims(1) + none, heads[2 * pair + 1].expand_dims(1) + none
+    if KIND == "E4":  # the later 16 lanes have scales of their own
+        lanes = gl.arange(0, _LANES, layout=gl.SliceLayout(0, words.type.layout)).expand_dims(0)
+        first, second = gl.where(lanes < 16, first, first >> 16), gl.where(lanes < 16, second, second >> 16)
+    given = [words, first, second]
+    four: gl.constexpr = _unpack_4(pair) if KIND == "A4" else _unpack_e2m1(pair)
+    code: gl.constexpr = four if codes_of_word(KIND) == 8 else _unpack_8(pair, KIND == "AF8")
     return gl.inline_asm_elementwise(code, _REGISTERS, given, _TWO, is_pure=True, pack=2)
 
 
@@ -148,7 +170,7 @@ def _few_rows_kernel(
 
     Rows beyond the last are loaded again instead of masked, and not stored.
     """
-    PER: gl.constexpr = 8 if KIND == "A4" else 4
+    PER: gl.constexpr = codes_of_word(KIND)
     PARTS: gl.constexpr = K // (PER * _LANES)
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [num_warps, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
@@ -202,7 +224,7 @@ def _multiply(
     SPLIT: gl.constexpr, BIASED: gl.constexpr, num_warps: gl.constexpr,
 ):
     """Multiply what comes; codes are unpacked while the product of those before runs."""
-    PER: gl.constexpr = 8 if KIND == "A4" else 4
+    PER: gl.constexpr = codes_of_word(KIND)
     STAGES: gl.constexpr = xs.shape[0] // 2
     TILE_M: gl.constexpr = xs.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, TILE_M, 16])
@@ -253,7 +275,7 @@ def _many_rows_kernel(
     num_warps: gl.constexpr,
 ):
     """Multiply TILE_N rows of the matrix by a tile of x, a descriptor, over one of SPLIT parts of K."""
-    LOADS: gl.constexpr = 2 if KIND == "A4" else 1
+    LOADS: gl.constexpr = codes_of_word(KIND) // 4
     PARTS: gl.constexpr = K // (LOADS * 2 * _BOX)
     xs = gl.allocate_shared_memory(x.dtype, [2 * STAGES] + x.block_type.shape, x.layout)  # noqa: RUF005  # no star in Gluon
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -306,17 +328,17 @@ def can_multiply(x: Tensor, kind: str, num_inputs: int) -> bool:
 
 def most_rows(kind: str) -> int:
     """Return how many rows are multiplied here sooner than by torch, as measured on an H100."""
-    return 512 if kind == "A4" else 256
+    return 512 if codes_of_word(kind) == 8 else 256
 
 
 @functools.cache
 def tiles(num_rows: int, n: int, k: int, kind: str) -> dict[str, int]:
     """Choose tile and split, as measured on an H100."""
-    num_parts = k // (256 if kind == "A4" else 128)
+    num_parts = k // (32 * codes_of_word(kind))
     num_tiles = cdiv(n, 128)
     if num_rows <= _FEW_ROWS:
         tile_m = max(8, power_of_2(num_rows))
-        tile_n, warps = (128, 4) if kind == "A4" or tile_m == 16 else (256, 8)
+        tile_n, warps = (128, 4) if codes_of_word(kind) == 8 or tile_m == 16 else (256, 8)
         split = max(1, min(128 * 2 * 132 // tile_n // cdiv(n, tile_n), num_parts))
         return {"TILE_M": tile_m, "TILE_N": tile_n, "SPLIT": split, "num_warps": warps}
     tile_m = min(256 if num_tiles * cdiv(num_rows, 256) >= 132 else 128, power_of_2(num_rows))
