@@ -24,10 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cpu_experts import SIZE, THREADS, VOCAB, read_rate
 from octavo import LLM, SamplingParams
 
-STEPS, START = 16, 8
+SIZE, VOCAB, THREADS, STEPS, START = 2048, 32768, 2, 16, 8
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3.5": {
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -124,6 +123,12 @@ def main() -> None:
                 row = {"model": name, "prompt": asked.prompt} | prefill(llm, model, asked.prompt)
                 print(json.dumps(rounded(row)), flush=True)
             llm.shutdown()
+
+
+def read_rate() -> float:
+    """Gigabytes per second that the threads read."""
+    data = torch.ones(1 << 27, dtype=torch.float32)
+    return data.nbytes / min(timed(data.sum)[0] for _ in range(3)) / 1e9
 
 
 def make_model(values: dict[str, Any], folder: str) -> Any:

@@ -104,17 +104,19 @@ def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], nam
     assert not wide[:, :4].any() and not wide[:, 49:].any()
 
 
-def test_bfloat16_weights_are_multiplied_where_they_lie(soft: dict[int, KernelTable]) -> None:
-    """Where rows and strips are whole; as what is unpacked, bit by bit."""
+@pytest.mark.parametrize("k", [544, 2048])
+def test_bfloat16_weights_are_multiplied_where_they_lie(soft: dict[int, KernelTable], k: int) -> None:
+    """As those that are laid out for more rows, bit by bit; also the last outputs, and rows 4 KB apart."""
     torch.manual_seed(7)
-    blocks, x = make_blocks("BF16", 2 * 96 + 1, 544), torch.randn(64, 544)
-    whole = soft[1].linear.block_matmul(x, Packed(blocks, "BF16", "bfloat16"))  # an odd number of outputs
-    gated = soft[1].activate(whole[:, :192].contiguous(), "silu", gated=True)
-    for table in soft.values():
-        for m in (1, 9, 32, 33, 64):
-            made = table.linear.block_matmul(x[:m], Packed(blocks[:192], "BF16", "bfloat16"))
-            assert torch.equal(made, whole[:m, :192]), m
-            both = _gated(table, x[:m], blocks[:192], "BF16", "silu")
+    blocks, x = make_blocks("BF16", 2 * 49, k), torch.randn(520, k)
+    whole = soft[2].linear.block_matmul(x, Packed(blocks, "BF16", "bfloat16"))
+    gated = soft[1].activate(whole, "silu", gated=True)
+    for m in (1, 33, 64, 65, 257) if k == 544 else (49,):
+        for table in soft.values():
+            assert torch.equal(
+                table.linear.block_matmul(x[:m], Packed(blocks, "BF16", "bfloat16")), whole[:m]
+            ), m
+            both = _gated(table, x[:m], blocks, "BF16", "silu")
             assert both is not None and torch.equal(both, gated[:m]), m
 
 
@@ -146,7 +148,9 @@ def test_large_matrices_are_laid_out_bit_by_bit(soft: dict[int, KernelTable]) ->
     assert torch.equal(whole[:64], torch.cat(few, 1))
 
 
-@pytest.mark.parametrize(("up_name", "down_name"), [("Q4_1", "Q4_1"), ("Q4_K", "Q6_K"), ("BF16", "Q8_0")])
+@pytest.mark.parametrize(
+    ("up_name", "down_name"), [("Q4_1", "Q4_1"), ("Q4_K", "Q6_K"), ("BF16", "Q8_0"), ("BF16", "BF16")]
+)
 def test_feed_forward_is_what_its_parts_are(
     soft: dict[int, KernelTable], up_name: str, down_name: str
 ) -> None:
@@ -155,7 +159,7 @@ def test_feed_forward_is_what_its_parts_are(
     up, down = make_blocks(up_name, 2 * 256, 256), make_blocks(down_name, 41, 256)
     wide = torch.randn(540, 261)
     gates: list[Activation] = ["silu", "gelu_tanh"]
-    for gate, m in zip(gates, (513, 540), strict=True):
+    for gate, m in zip(gates, (70, 257) if down_name == "BF16" else (513, 540), strict=True):
         x = wide[:m, :256]
         inner = _gated(soft[1], x, up, up_name, gate)
         assert inner is not None
@@ -168,9 +172,12 @@ def test_feed_forward_is_what_its_parts_are(
 def test_feed_forward_is_for_many_rows_of_packed_weights(soft: dict[int, KernelTable]) -> None:
     up, down, x = make_blocks("Q4_1", 2 * 64, 64), make_blocks("Q4_1", 7, 64), torch.randn(520, 64)
     odd, short = make_blocks("BF16", 2 * 40, 64), make_blocks("BF16", 7, 40)
+    lying, last = make_blocks("BF16", 2 * 64, 64), make_blocks("BF16", 7, 64)
     plain = make_blocks("F16", 7, 64)
     assert _feed_forward(soft[1], x, up, "Q4_1", "silu", down, "Q4_1") is not None
     assert _feed_forward(soft[1], x[:512], up, "Q4_1", "silu", down, "Q4_1") is None
+    assert _feed_forward(soft[1], x[:65], lying, "BF16", "silu", last, "BF16") is not None
+    assert _feed_forward(soft[1], x[:64], lying, "BF16", "silu", last, "BF16") is None
     assert _feed_forward(soft[1], x, up, "Q4_1", "silu", down, "Q4_1", "float32") is None
     assert _feed_forward(soft[1], x, odd, "BF16", "silu", short, "BF16") is None
     assert _feed_forward(soft[1], x, up, "Q4_1", "silu", plain, "F16") is None

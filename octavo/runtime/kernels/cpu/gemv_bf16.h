@@ -1,4 +1,5 @@
-// GEMV, for up to 64 rows of x over W, or 256 where W lies as rows of tiles: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
+// GEMV, for up to 64 rows of x over W, or 256 at a time where W lies as rows of tiles: what costs is memory, and
+// unpacking. Included by matmul_bf16.cpp.
 //
 // Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
 // pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.

@@ -5,8 +5,8 @@
 // one turned (pairs of k by columns), and its result lies as the first. GEMV (few rows of x): x is turned, once, and so
 // is every result; they meet a piece of K of two strips at a time, in the first cache, while the next one is
 // unpacked: tiles have a unit of their own, so that few rows cost hardly more than unpacking. Weights in bf16 are
-// rows of tiles where they lie, and few rows cost what reading them costs. GEMM: weights are turned, and
-// results are stored where they belong.
+// rows of tiles where they lie, and few rows cost what reading them costs; up to 512 are multiplied so. GEMM: weights
+// are turned, and results are stored where they belong.
 //
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
@@ -29,6 +29,7 @@ namespace {
 
 constexpr int64_t MOST_PANELS = 128;   // of a task: what the slower thread may be late by
 constexpr int64_t FEWEST_PANELS = 16;  // nothing is computed while the first one comes
+constexpr int BF16_TYPE = 30;
 
 // Weights as they come.
 struct Packed {
@@ -37,13 +38,16 @@ struct Packed {
     int type;
     int64_t terms = type == 0 ? 3 : 1;  // of F32, whose numbers are split
 
+    bool lies_as_tiles(int64_t k) const { return type == BF16_TYPE && k % PART == 0; }
+    // Rows of x that are turned, instead of weights.
+    int64_t most_turned(int64_t k) const { return lies_as_tiles(k) ? 2 * MOST_IN_PLACE_ROWS : MOST_GEMV_ROWS; }
+
     Matmul job(const Rounded& x, const float* bias, float* y, int64_t y_stride, Gate gate) const {
         Matmul job{x, w, n, row_bytes, nullptr, bias, y, y_stride, gate};
+        job.in_place = lies_as_tiles(x.k);
         with_type(type, [&](auto kind) {
             using Type = decltype(kind);
             job.unpack = unpack_piece<Type>;
-            if constexpr (std::is_same_v<Type, BF16>)
-                job.in_place = x.k % PART == 0 && n % (2 * TILE_ROWS) == 0;
             if constexpr (!Type::DENSE) job.in_blocks = Type::PARTS > 1;
         });
         return job;
@@ -62,8 +66,10 @@ TileShapes shapes_for(const Rounded& x) {
 // x is rounded. found: becomes what each task has seen, in the order of outputs, and y is not written.
 void gemv(const Matmul& job, int threads, std::vector<Greedy>* found = nullptr) {
     const TileShapes shapes = shapes_for(job.x);
-    const auto multiply_range = job.in_place ? gemv<InPlace> : gemv<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
+    // Rows that lie so far apart share a few places of the first cache, which is felt where x has several turns.
+    const bool is_crowded = job.row_bytes % 4096 == 0 && job.x.num_tiles > 3;
+    const int64_t whole = job.in_place && !is_crowded ? job.n / columns * columns : 0;
     const int64_t each = std::clamp<int64_t>(panels / (FEWEST_PANELS * threads), 1, TASKS_PER_THREAD);
     const int64_t fair = std::max(each * threads, panels / MOST_PANELS);
     const int64_t tasks = std::min(panels, round_up(fair, threads));
@@ -72,26 +78,54 @@ void gemv(const Matmul& job, int threads, std::vector<Greedy>* found = nullptr) 
         Tiles tiles(shapes);
         Matmul its = job;
         if (found) its.greedy = &(*found)[size_t(i)];
-        const int64_t end = panels * (i + 1) / tasks * columns;
-        multiply_range(its, panels * i / tasks * columns, std::min(job.n, end));
+        const int64_t begin = panels * i / tasks * columns, end = panels * (i + 1) / tasks * columns;
+        if (begin < whole) gemv<InPlace>(its, begin, std::min(whole, end));
+        if (end > whole) gemv<Unpacked>(its, std::max(whole, begin), std::min(job.n, end));
     });
+}
+
+// Call body(first, count) for all of `m` rows of x, no more at a time than are turned.
+template <class Body>
+void in_turns(int64_t m, Body&& body) {
+    const int64_t each = divide_up(m, divide_up(m, MOST_IN_PLACE_ROWS));
+    for (int64_t first = 0; first < m; first += each) body(first, std::min(each, m - first));
 }
 
 void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Packed& weights,
               const float* bias, float* y, int64_t y_stride, Gate gate, int threads, Activate activate = nullptr) {
     if (m == 0 || weights.n == 0) return;
-    const bool is_gemm = m > MOST_GEMV_ROWS;
-    float* space = is_gemm ? nullptr : scratch(Rounded::floats(m, k, weights.terms), OF_CALL);
-    const Rounded rounded{m, k, is_gemm, space, weights.terms};
-    Matmul job = weights.job(rounded, bias, y, y_stride, gate);
-    job.activate = activate;
-    if (is_gemm) return gemm(job, x, x_stride, shapes_for(rounded), threads);
-    rounded.round_all(x, x_stride, threads);
-    gemv(job, threads);
+    auto job_of = [&](const Rounded& rows, float* to) {
+        Matmul job = weights.job(rows, bias, to, y_stride, gate);
+        job.activate = activate;
+        return job;
+    };
+    if (m > weights.most_turned(k)) {
+        const Rounded all{m, k, true, nullptr, weights.terms};
+        return gemm(job_of(all, y), x, x_stride, shapes_for(all), threads);
+    }
+    in_turns(m, [&](int64_t first, int64_t rows) {
+        const Rounded some{rows, k, false, scratch(Rounded::floats(rows, k, weights.terms), OF_CALL), weights.terms};
+        some.round_all(x + first * x_stride, x_stride, threads);
+        gemv(job_of(some, y + first * y_stride), threads);
+    });
 }
 
 Gate gate_of(int kind) {
     return with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
+}
+
+// y = act(gates) * values, times W of `down`, of `some` rows of x, more than one, by weights as they lie.
+void feed_forward_in_place(Rounded some, const float* x, int64_t x_stride, const Packed& up, int kind,
+                           const Packed& down, float* y, const Scatter* scatter, int threads) {
+    const size_t before = Rounded::floats(some.m, some.k);
+    some.data = scratch(before + Rounded::floats(some.m, up.n), OF_CALL);
+    const Rounded between{some.m, up.n, false, some.data + before};
+    Matmul gated = up.job(some, nullptr, nullptr, 0, gate_of(kind));
+    Matmul last = down.job(between, nullptr, y, down.n, nullptr);
+    gated.inner = &between, last.scatter = scatter;
+    some.round_all(x, x_stride, threads);
+    gemv(gated, threads);
+    gemv(last, threads);
 }
 
 }  // namespace
@@ -148,10 +182,15 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
                                          const uint8_t* up, int64_t inner, int64_t up_bytes, int up_type,
                                          int kind, const uint8_t* down, int64_t n, int64_t down_bytes,
                                          int down_type, float* y, int threads) {
+    const Packed first{up, inner, up_bytes, up_type}, second{down, n, down_bytes, down_type};
+    if (m <= std::min(first.most_turned(k), second.most_turned(inner)))
+        return in_turns(m, [&](int64_t done, int64_t rows) {
+            feed_forward_in_place({rows, k, false, nullptr}, x + done * x_stride, x_stride, first, kind, second,
+                                  y + done * n, nullptr, threads);
+        });
     const Rounded all{m, k, true, nullptr}, between{m, inner, true, nullptr};
-    const Matmul first = Packed{up, inner, up_bytes, up_type}.job(all, nullptr, nullptr, 0, gate_of(kind));
-    const Matmul second = Packed{down, n, down_bytes, down_type}.job(between, nullptr, y, n, nullptr);
-    feed_forward(first, second, x, x_stride, shapes_for(all), threads);
+    const Matmul widening = first.job(all, nullptr, nullptr, 0, gate_of(kind));
+    feed_forward(widening, second.job(between, nullptr, y, n, nullptr), x, x_stride, shapes_for(all), threads);
 }
 OCTAVO_EXPORTED(octavo_feed_forward_bf16)
 
@@ -162,23 +201,13 @@ extern "C" void octavo_expert_bf16(const float* x, int64_t x_stride, int64_t m, 
                                    int64_t inner, int64_t up_bytes, int kind, const uint8_t* down,
                                    int64_t down_bytes, const int32_t* entries, int64_t top_k, const float* weights,
                                    float* y, int threads) {
-    constexpr int BF16_TYPE = 30;
-    const int64_t each = divide_up(m, divide_up(m, MOST_IN_PLACE_ROWS));
-    const size_t before = Rounded::floats(each, k);
-    float* space = scratch(before + Rounded::floats(each, inner), OF_CALL);
-    for (int64_t first = 0; first < m; first += each, entries += each) {
-        const int64_t rows = std::min(each, m - first);
-        Rounded some{rows, k, false, space};
-        const Rounded between{rows, inner, false, space + before};
-        some.entries = entries, some.top_k = top_k;
-        const Scatter scatter{entries, top_k, weights, y, k};
-        Matmul gated = Packed{up, inner, up_bytes, BF16_TYPE}.job(some, nullptr, nullptr, 0, gate_of(kind));
-        Matmul last = Packed{down, k, down_bytes, BF16_TYPE}.job(between, nullptr, nullptr, 0, nullptr);
-        gated.inner = &between, last.scatter = &scatter;
-        some.round_all(x, x_stride, threads);
-        gemv(gated, threads);
-        gemv(last, threads);
-    }
+    const Packed first{up, inner, up_bytes, BF16_TYPE}, second{down, k, down_bytes, BF16_TYPE};
+    in_turns(m, [&](int64_t done, int64_t rows) {
+        Rounded some{rows, k, false, nullptr};
+        some.entries = entries + done, some.top_k = top_k;
+        const Scatter scatter{some.entries, top_k, weights, y, k};
+        feed_forward_in_place(some, x, x_stride, first, kind, second, nullptr, &scatter, threads);
+    });
 }
 
 #elif defined(OCTAVO_DOTS)

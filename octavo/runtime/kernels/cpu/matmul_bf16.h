@@ -10,7 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t MOST_GEMV_ROWS = 64;       // rows of x that are turned, instead of weights
-constexpr int64_t MOST_IN_PLACE_ROWS = 256;  // the same of experts, whose weights lie as rows of tiles
+constexpr int64_t MOST_IN_PLACE_ROWS = 256;  // the same at a time where weights lie as rows of tiles
 
 // x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
 // which are one column wide.
@@ -119,7 +119,7 @@ struct Matmul {
     int64_t y_stride;
     Gate gate;
     bool in_blocks = false;           // of several parts
-    bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
+    bool in_place = false;            // rows of W are rows of tiles
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
     Greedy* greedy = nullptr;   // who sees outputs instead of y
     Activate activate = nullptr;

@@ -37,7 +37,7 @@ _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int
 _FLOATS = ("F32", "F16", "BF16")
 _LARGE_BYTES = 1 << 20
 _ROWS_OF_TILES = 64  # that multiply weights as they are unpacked
-_FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
+_FEW_ROWS = 512  # of bfloat16 meet weights where they lie; of other types a block is as fast in two kernels
 _MOST_LAID_OUT_BYTES = 16 << 20  # of its matrices, which all rows pass
 
 
@@ -334,11 +334,13 @@ class _CompiledKernels:
         return out
 
     def block_feed_forward(self, x: Tensor, up: Packed, gate: Activation, down: Packed) -> Tensor | None:
-        """See linear.BlockFeedForward; for many rows, and matrices that fit a cache when unpacked."""
-        outputs, inner = down.blocks.shape[0], up.blocks.shape[0] // 2
-        laid_out = 2 * inner * (2 * x.shape[1] + outputs)
-        fits = x.shape[0] > _FEW_ROWS and inner % 32 == 0 and laid_out <= _MOST_LAID_OUT_BYTES
-        if not fits or any(way_of(part) != Way.BFLOAT16 or part.type_name == "F32" for part in (up, down)):
+        """See linear.BlockFeedForward; where weights are used as they lie, or fit a cache unpacked."""
+        (count, size), outputs, inner = x.shape, down.blocks.shape[0], up.blocks.shape[0] // 2
+        types = {up.type_name, down.type_name}
+        in_place = types == {"BF16"} and size % 32 == 0 and count > _ROWS_OF_TILES
+        is_small = 2 * inner * (2 * size + outputs) <= _MOST_LAID_OUT_BYTES
+        fits = is_small if count > _FEW_ROWS else in_place
+        if not fits or inner % 32 or "F32" in types or any(way_of(y) != Way.BFLOAT16 for y in (up, down)):
             return None
         out = self._placed(torch.empty((x.shape[0], outputs)))
         end = ACTIVATIONS[gate], *_weights(down), out.data_ptr(), self._threads
