@@ -87,7 +87,7 @@ void convolve(const States& states, int64_t request, int64_t channel, int64_t ch
     V start = bias ? get(bias + channel) : V{};
     const int64_t size = states.drafts ? taps + states.drafts : taps - 1;
     auto input = [&](float* state, int64_t position) { return state + position % size * channels + channel; };
-    auto take = [&](int64_t t) {
+    auto take = [&](int64_t t) __attribute__((always_inline)) {  // else inputs and weights are not in registers
         V a = get(x + t * x_stride + channel);
         h[taps - 1] = before ? a * get(before + t * before_stride + channel) : a;
         V total = start;
