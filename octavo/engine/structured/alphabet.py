@@ -127,7 +127,7 @@ class Alphabets:
         spellings: list[bytes | None] = [*self._vocabulary.tokens]
         for token_id, text in zip(self._ids, texts, strict=True):
             spellings[token_id] = known[text]
-        shortlist = Shortlist(self._vocabulary, spellings, is_for_all=True)
+        shortlist = Shortlist(self._vocabulary, spellings)
         return shortlist if shortlist.is_short else None
 
 

@@ -108,14 +108,26 @@ class _Grammar:
         return index, self._state(int(Place.OUTSIDE), residue)
 
     def reader(self, shortlist: Shortlist | None, instance: int) -> llguidance.LLMatcher:
-        """Return the matcher that answers for a list."""
-        return self._have_begun(shortlist, instance).result()
+        """Return the matcher that answers for a list; another instance's where its own is not ready."""
+        own = self._have_begun(shortlist, instance)
+        others = (made[shortlist] for made in self._instances if shortlist in made)
+        return next((made for made in (own, *others) if made.done()), own).result()
 
     def _have_begun(self, shortlist: Shortlist | None, instance: int) -> Future[llguidance.LLMatcher]:
         made = self._instances[instance]
         if shortlist not in made:
             made[shortlist] = self._begin(shortlist)
         return made[shortlist]
+
+    def spell(self, token_ids: list[int], shortlist: Shortlist, *, is_there: bool) -> list[int]:
+        """Return what tokens are spelt like in a list, from one of its places, or from the beginning."""
+        place, steps, found = int(Place.OUTSIDE), self._texts and self._texts[1], list[int]()
+        if is_there:
+            place = next(place for place, known in self._lists.items() if known is shortlist)
+        for token_id in token_ids:
+            found += shortlist.read(token_id, self._lists.get(place))
+            place = steps[place][token_id] if steps else place
+        return found
 
     def after(self, state: State, counts: Counts, token_id: int) -> tuple[State, Counts]:
         """Return the state behind a token that may come; `counts` itself if any others had led there."""
@@ -227,12 +239,11 @@ class GuidanceMatcher(Matcher):
         if shortlist not in self._own:
             inner = inner.deep_copy()
             self._own.add(shortlist)
-        self._readers[shortlist] = inner, len(self.tokens)
-        self.inner = inner
+        self._readers[shortlist], self.inner = (inner, len(self.tokens)), inner
         if not (pieces := self.tokens[num_read:]):
             return inner, None
-        if shortlist is not None:  # one token was chosen at the place where the matcher stands
-            pieces = [shortlist.spelt[pieces[0]]] if known and len(pieces) == 1 else shortlist.read(pieces)
+        if shortlist is not None:
+            pieces = self._grammar.spell(pieces, shortlist, is_there=known is not None)
         if len(pieces) > 1:
             inner.consume_tokens(pieces[:-1])  # if one is wrong, so is the last one
         return inner, pieces[-1]
@@ -243,8 +254,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = make_tokenizer(vocabulary)
-        places = (Place.OUTSIDE, Place.INSIDE, Place.ESCAPING)
-        self._json = {int(place): JSONTokens(vocabulary, place) for place in places}
+        self._json = {int(place): JSONTokens(vocabulary, place) for place in [*Place][: Place.DIGITS]}
         self._alphabets = Alphabets(vocabulary)
         self._steps = [Steps(place, vocabulary.tokens) for place in range(Place.LAST_DIGIT + 1)]
         self._tokens = vocabulary.tokens
@@ -306,10 +316,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         """Ask for those of new states, all at once, those of equal vocabularies together."""
         new = {matcher.state: matcher for matcher in matchers if matcher.state.answer is None}
         failed = self._ask(list(new.values())) if new else ()
-        masks: dict[State, np.ndarray] = {}
-        for state in (states := [matcher.state for matcher in matchers]):
-            if state not in masks:
-                masks[state] = self._widen(state)
+        states = [matcher.state for matcher in matchers]
+        masks = {state: self._widen(state) for state in dict.fromkeys(states)}
         for state in failed:
             state.answer = None
         return [masks[state] for state in states]

@@ -64,6 +64,8 @@ _CUT_CHARACTERS = re.compile(
 """Whole characters between the end of one and the beginning of another."""
 _PIECE = re.compile(rb'(")|(\\(?:u[0-9a-fA-F]{0,4}|.|\Z))|[^"\\]+', re.DOTALL)
 
+_ANYTHING = re.compile(rb"(?:%b){1,%d}|." % (ANY, _MAX_LENGTH), re.DOTALL)
+
 
 _numbers = count()
 
@@ -105,17 +107,20 @@ class Shortlist:
     """A small vocabulary: the bytes, no token, the end of text, and what tokens are spelt like."""
 
     def __init__(
-        self, vocabulary: Vocabulary, spellings: Iterable[bytes | None], *, is_for_all: bool
+        self, vocabulary: Vocabulary, spellings: Iterable[bytes | None], others: Iterable[bytes] = ()
     ) -> None:
-        """spellings: of each token; None for one that cannot come; is_for_all: in any place of a text."""
-        self._whole, self._is_for_all = vocabulary.tokens, is_for_all
+        """spellings: of each token; None for one that cannot come; others: texts of other lists."""
+        self._whole = vocabulary.tokens
         self.tokens = [*(bytes([byte]) for byte in range(_NUM_BYTES)), b"<never>", b"<end>"]
         self._known: dict[bytes | None, int] = {token: i for i, token in enumerate(self.tokens[:_NEVER])}
         self._known |= {None: _NEVER, b"": _NEVER}
-        self._parts = _Parts(vocabulary, self._known)
-        self._places = np.fromiter(map(self._place_of, spellings), np.intp, len(self._whole))
-        self._places[vocabulary.special_ids] = _NEVER
-        self._places[vocabulary.end_ids] = END
+        self._parts = _Parts(self._known)
+        spellings = [*spellings]
+        for spelling in dict.fromkeys([*spellings, *others]):
+            self._place_of(spelling)
+        self._places = np.fromiter(map(self._known.__getitem__, spellings), np.intp, len(spellings))
+        self._special = dict.fromkeys(vocabulary.special_ids, _NEVER) | dict.fromkeys(vocabulary.end_ids, END)
+        self._places[[*self._special]] = [*self._special.values()]
         self._sorted, self._moved = self._places.argsort(kind="stable"), np.empty(0, np.int64)
         """Tokens by place in the list that this one was made of, and those that have others here."""
         self._bounds = np.cumsum([0, *np.bincount(self._places, minlength=len(self.tokens))])
@@ -158,11 +163,14 @@ class Shortlist:
         """Return True if it saves something."""
         return len(self.tokens) <= _MAX_SHARE * len(self._whole)
 
-    def read(self, token_ids: list[int]) -> list[int]:
-        """Return what tokens of the whole vocabulary are spelt like in any place: perhaps in bytes."""
-        if self._is_for_all:
-            return [self.spelt[token_id] for token_id in token_ids]
-        return [part for token_id in token_ids for part in self._parts[token_id]]
+    def read(self, token_id: int, chosen: "Shortlist | None") -> list[int]:
+        """Return what a token is spelt like here that came in a place of the list `chosen`; None: of none."""
+        if chosen is None:
+            spelt, text = self._special.get(token_id, 0), self._whole[token_id]
+        else:
+            spelt = chosen.spelt[token_id]
+            text = chosen.tokens[spelt]
+        return [spelt] if chosen is self or spelt in (_NEVER, END) else self._parts[text]
 
     def widen(self, bits: np.ndarray) -> np.ndarray:
         """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32.
@@ -188,19 +196,18 @@ class Shortlist:
         return packed
 
 
-class _Parts(dict[int, list[int]]):
-    """By token of the whole vocabulary, those of any list that spell it."""
+class _Parts(dict[bytes, list[int]]):
+    """By text, the tokens of any list that spell it."""
 
-    def __init__(self, vocabulary: Vocabulary, known: dict[bytes | None, int]) -> None:
+    def __init__(self, known: dict[bytes | None, int]) -> None:
         """known: places in any list, by what is spelt there"""
-        super().__init__((token_id, [_NEVER]) for token_id in vocabulary.special_ids)
-        self.update((token_id, [END]) for token_id in vocabulary.end_ids)
-        self._tokens, self._known = vocabulary.tokens, known
+        super().__init__()
+        self._known = known
 
-    def __missing__(self, token_id: int) -> list[int]:
-        token = self._tokens[token_id]
-        self[token_id] = [self._known[token]] if token in self._known else [*token]
-        return self[token_id]
+    def __missing__(self, text: bytes) -> list[int]:
+        parts = [text] if text in self._known else _ANYTHING.findall(text)
+        self[text] = [self._known[part] for part in parts]
+        return self[text]
 
 
 class JSONTokens:
@@ -213,7 +220,7 @@ class JSONTokens:
         """By text inside a string, the tokens in which it stands for its length alone."""
         self._is_inside = place is not Place.OUTSIDE
         spellings = map(self._by_length, count(), vocabulary.tokens)
-        self._base = Shortlist(vocabulary, spellings, is_for_all=False)
+        self._base = Shortlist(vocabulary, spellings, map(_any, range(1, _MAX_LENGTH + 1)))
         self._lock = Lock()
         self._shared: list[Shortlist] = []
         """The one that was asked for last stands first."""

@@ -69,5 +69,5 @@ class MaskTable:
             if masks.kept_at is None:
                 words = new
             else:
-                words[to_device(np.array(masks.kept_at), self._device)] = new
+                words.index_copy_(0, to_device(np.array(masks.kept_at), self._device), new)
         return RowMasks(np.flatnonzero(np.isin(samples, masks.indexes)), np.array(masks.numbers), words)
