@@ -89,15 +89,21 @@ def test_products(name, rows, n, k):
     assert other[:, n // 2].any() and not torch.cat([other[:, : n // 2], other[:, n // 2 + 1 :]], 1).any()
 
 
-def test_programs_wait_before_anything_can_be_seen_of_them():
-    """Few rows: all warps, before they release. Many: the warp that fetches; the others need its boxes."""
-    tree = ast.parse((Path(launch.__file__).parent / "register_unpack.py").read_text())
+def lines_of_calls(file: Path):
+    """What says at which lines a function of a file calls another."""
+    tree = ast.parse(file.read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
     def lines(function: str, call: str) -> list[int]:
         nodes = (node for node in ast.walk(functions[function]) if isinstance(node, ast.Call))
         return [node.lineno for node in nodes if ast.unparse(node.func).startswith(call)]
 
+    return lines
+
+
+def test_programs_wait_before_anything_can_be_seen_of_them():
+    """Few rows: all warps, before they release. Many: the warp that fetches; the others need its boxes."""
+    lines = lines_of_calls(Path(launch.__file__).parent / "register_unpack.py")
     few, many = "_few_rows_kernel", "_many_rows_kernel"
     assert max(lines(few, "gdc_wait")) < min(lines(few, "gdc_launch")) < min(lines(few, "_finish"))
     assert max(lines("_fetch", "gdc_wait")) < min(lines("_fetch", "tma."))

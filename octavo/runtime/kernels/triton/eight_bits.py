@@ -50,13 +50,14 @@ _LARGEST = {"F8": 448.0, "S8": 127.0}
 # fmt: off
 @triton.jit
 def _round_kernel(
-    x, codes, scales, M, stride_x, largest,
+    x, codes, scales, places, stride_x, stride_row, stride_group, largest,
     K: tl.constexpr, PARTS: tl.constexpr, IN_GROUPS: tl.constexpr, IS_FLOAT: tl.constexpr, GATE: tl.constexpr,
-    PDL: tl.constexpr,
+    COPIES: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Round one row: PARTS times 128 inputs. scales: [M], or [groups, M].
+    """Round one row: PARTS times 128 inputs. Strides: of scales, one of a row if not IN_GROUPS.
 
     GATE: the number of an activation, of which the row has gates, then as many values; -1 = none
+    COPIES: of a row, each at its place, -1 = none; 0 = rows keep theirs
     """
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, PARTS)
@@ -73,11 +74,12 @@ def _round_kernel(
     scale = tl.maximum(top, 1e-20) * (1.0 / largest)
     value = value * (1.0 / scale)[:, None]
     value = tl.minimum(tl.maximum(value, -448.0), 448.0) if IS_FLOAT else tl.floor(value + 0.5)
-    tl.store(codes + row * K + place, value.to(codes.dtype.element_ty), mask=place < K)
-    if IN_GROUPS:
-        tl.store(scales + group * M + row, scale, mask=group * 128 < K)
-    else:
-        tl.store(scales + row + group * 0, scale, mask=group == 0)
+    value = value.to(codes.dtype.element_ty)
+    first = group * 128 < K if IN_GROUPS else group == 0
+    for copy in tl.static_range(COPIES if COPIES > 0 else 1):
+        own = tl.load(places + row * COPIES + copy).to(tl.int64) if COPIES > 0 else row
+        tl.store(codes + own * K + place, value, mask=(place < K) & (own >= 0))
+        tl.store(scales + own * stride_row + group * stride_group, scale, mask=first & (own >= 0))
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -243,8 +245,22 @@ def round_inputs(
     parts = power_of_2(cdiv(k, GROUP))
     kind = {"K": k, "PARTS": parts, "IN_GROUPS": in_groups, "IS_FLOAT": name == "F8"}
     kind["GATE"] = -1 if gate is None else KINDS[gate]
-    given = x, codes, scales, m, x.stride(0), _LARGEST[name]
-    _round_kernel[(m,)](*given, num_warps=max(4, min(16, parts // 8)), **kind, **overlapped())
+    given = x, codes, scales, codes, x.stride(0), 1, m if in_groups else 0, _LARGEST[name]
+    _round_kernel[(m,)](*given, COPIES=0, num_warps=max(4, min(16, parts // 8)), **kind, **overlapped())
+    return codes, scales
+
+
+def round_copies(x: Tensor, places: Tensor, number: int, *, in_groups: bool) -> tuple[Tensor, Tensor]:
+    """Return each row of x in FP8 at its places [M, copies], -1 = none, of `number`; scales [number, groups].
+
+    What is at no row's place may be anything.
+    """
+    k, parts = x.shape[1], power_of_2(cdiv(x.shape[1], GROUP))
+    codes = torch.empty((number, k), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((number, k // GROUP if in_groups else 1), dtype=torch.float32, device=x.device)
+    kind = {"K": k, "PARTS": parts, "IN_GROUPS": in_groups, "IS_FLOAT": True, "COPIES": places.shape[1]}
+    given = x, codes, scales, places, x.stride(0), scales.shape[1], 1, _LARGEST["F8"]
+    _round_kernel[(len(x),)](*given, GATE=-1, num_warps=min(4, max(1, parts // 4)), **kind, **overlapped())
     return codes, scales
 
 

@@ -17,11 +17,12 @@ from octavo.runtime.kernels.ref.blocks import BYTES
 from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS
-from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, has_gluon, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.rounded_experts import finish, rounded_kernel, shapes
 from octavo.runtime.kernels.triton.routing import Tiles, sort_pairs
 
 _SUM_WIDTH = 1024
+_MANY_COPIED = 128, 32  # pairs of an expert, with scales of rows and of groups, as measured on an H200
 _ROUNDED = "float8", "int8"  # what recipes of 8-bit checkpoints round inputs to
 
 
@@ -304,8 +305,21 @@ def multiply_all(x: Tensor, routing: Routing, up: Matrices, down: Matrices, form
 def tiles_of(x: Tensor, ids: Tensor, matrices: Matrices) -> Tiles:
     """Return the pairs of these experts in tiles; see `sort_pairs`."""
     how = matrices.how
-    kind = {"is_packed": bool(how["TYPE"]), "has_bytes": how["ROWS"] > 0, "rounds": bool(matrices.rounds)}
+    kind: dict[str, Any] = {
+        "is_packed": bool(how["TYPE"]),
+        "has_bytes": how["ROWS"] > 0,
+        "rounds": bool(matrices.rounds),
+    }
+    if _can_copy(matrices):
+        kind["many"] = _MANY_COPIED[how["GROUPS"] > 1]
     return sort_pairs(ids, matrices.num_experts, dtype=x.dtype, **kind)
+
+
+def _can_copy(by: Matrices) -> bool:
+    """Return True if `copied_experts` multiplies many: tiles are whole and have one scale of 128 inputs."""
+    (_, n, k), how = by.first.shape, by.how
+    is_whole = n % 128 == 0 and k % 128 == 0 and by.first.is_contiguous()
+    return by.rounds == "F8" and has_gluon() and is_whole and (how["GROUPS"] == 1 or how["ROWS"] % 128 == 0)
 
 
 def kind_of(form: ExpertForm) -> dict[str, Any]:
@@ -323,6 +337,11 @@ def multiply(
     biases = out if bias is None else bias
     if rounds:
         in_groups = how["GROUPS"] > 1
+        if tiles.sizes["TILE_M"] == 128 and _can_copy(by) and not kind.get("APART"):
+            from octavo.runtime.kernels.triton import copied_experts
+
+            copied_experts.multiply(x, routing, tiles, by, bias, out, **kind)
+            return
         rounded = eight_bits.round_inputs(x, rounds, in_groups=in_groups)
         own = {name: own[name] for name in own.keys() - {"TYPE", "IS_GROUP", "BLOCK", "NUM_BYTES", "PLACED"}}
         sizes = shapes(tiles.sizes["TILE_M"], how["K"], kind["UP"], in_groups) | overlapped()

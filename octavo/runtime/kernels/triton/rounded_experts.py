@@ -107,20 +107,33 @@ def finish(
     WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     APART: tl.constexpr,
 ):
-    """Store what a product's sums become, with the bias of its expert: activated if UP, weighed if not."""
+    """Store what a product's sums become: see `complete`."""
+    first, second = complete(
+        first, second, pair, there, n, expert, weights, bias, N, UP, WEIGHS, BIASED, KIND, LIMIT, ALPHA, APART
+    )
+    place, mask = pair[:, None] * (2 * N if APART else N) + n[None, :], there[:, None] & (n < N)[None, :]
+    if UP and APART:
+        tl.store(out + place + N, second, mask=mask)
+    tl.store(out + place, first.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def complete(
+    first, second, pair, there, n, expert, weights, bias, N: tl.constexpr, UP: tl.constexpr,
+    WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    APART: tl.constexpr,
+):
+    """Return sums with the bias of their expert, activated if UP and not APART, weighed if not UP."""
     if BIASED:
         bias += expert * (2 * N if UP else N)
         first += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if UP:
             second += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    place, mask = pair[:, None] * (2 * N if APART else N) + n[None, :], there[:, None] & (n < N)[None, :]
-    if UP and APART:
-        tl.store(out + place + N, second, mask=mask)
-    elif UP:
+    if UP and not APART:
         first = activated(first, second, KIND, LIMIT, ALPHA)
-    elif not WEIGHS:
+    elif not UP and not WEIGHS:
         first *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
-    tl.store(out + place, first.to(out.dtype.element_ty), mask=mask)
+    return first, second
 
 
 @triton.jit

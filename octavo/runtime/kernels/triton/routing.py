@@ -111,7 +111,10 @@ def _sort_kernel(
     ids, counts, ranks, pairs, experts, num_pairs, num_tiles,
     E: tl.constexpr, E_PAD: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    """Put pairs into the tiles of their experts; say which expert a tile is of, E for none."""
+    """Put pairs into the tiles of their experts; say which expert a tile is of, E for none.
+
+    Ranks become places: of each pair that in `pairs`, -1 for none.
+    """
     e = tl.arange(0, E_PAD)
     tiles = (tl.load(counts + e, mask=e < E, other=0) + TILE - 1) // TILE
     ends = tl.cumsum(tiles, 0)
@@ -123,7 +126,9 @@ def _sort_kernel(
     begin = tl.sum(tl.where(e[None, :] == expert[:, None], (ends - tiles)[None, :], 0), 1)
     rank = tl.load(ranks + lane, mask=inside, other=0)
     place = begin * TILE + rank
-    tl.store(pairs + place, lane, mask=inside & (place >= 0) & (place < num_tiles * TILE))
+    inside = inside & (place >= 0) & (place < num_tiles * TILE)
+    tl.store(pairs + place, lane, mask=inside)
+    tl.store(ranks + lane, tl.where(inside, place, -1), mask=lane < num_pairs)
 # fmt: on
 
 
@@ -149,17 +154,21 @@ def route(logits: Tensor, bias: Tensor | None, router: Router, ids: Tensor | Non
 
 
 class Tiles(NamedTuple):
-    """Pairs of tokens and experts, sorted: `pairs` of each tile, -1 where there is none, and its expert."""
+    """Pairs of tokens and experts, sorted: `pairs` of each tile, -1 where there is none, and its expert.
+
+    places: of each pair, where it is among `pairs`; -1 = nowhere
+    """
 
     pairs: Tensor
     experts: Tensor
+    places: Tensor
     number: int
     sizes: dict[str, Any]
 
 
 def tile_sizes(
     num_pairs: int, count: int, *, dtype: torch.dtype, is_packed: bool, has_bytes: bool = False,
-    rounds: bool = False,
+    rounds: bool = False, many: int = _MANY_ROUNDED,
 ) -> dict[str, Any]:  # fmt: skip
     """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot.
 
@@ -167,6 +176,7 @@ def tile_sizes(
     has_bytes: weights are bytes that become operands in registers
     rounds: inputs become bytes, too, of few pairs as of many: a token's numbers are the same in any step;
         see `rounded_experts`, which says all but the rows
+    many: pairs of an expert, from which on `rounds` has the largest tiles
     dtype: of the tokens; no tensor core multiplies float32: all that is multiplied is in registers, too
     """
     if num_pairs <= _FEW_PAIRS and not rounds:
@@ -174,7 +184,7 @@ def tile_sizes(
         return {"TILE_M": 1, "TILE_N": tile_n, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
     average = num_pairs // count
     if rounds:
-        return {"TILE_M": 128 if average >= _MANY_ROUNDED else max(16, min(64, 2 * power_of_2(average)))}
+        return {"TILE_M": 128 if average >= many else max(16, min(64, 2 * power_of_2(average)))}
     is_tight = dtype == torch.float32 or not has_matrix_units() or (is_packed and not has_warp_groups())
     tile = max(16, min(64 if is_tight else 128, power_of_2(average)))
     is_small = tile < 64
@@ -186,13 +196,13 @@ def tile_sizes(
     return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": tile_k, "num_warps": warps, "num_stages": num_stages}
 
 
-def sort_pairs(ids: Tensor, count: int, *, dtype: torch.dtype, **weights: bool) -> Tiles:
+def sort_pairs(ids: Tensor, count: int, *, dtype: torch.dtype, **weights: Any) -> Tiles:
     """Sort pairs into tiles; few of them are a tile each. See `tile_sizes`, also for what weights are."""
     num_pairs = ids.numel()
     sizes = tile_sizes(num_pairs, count, dtype=dtype, **weights)
     tile = sizes["TILE_M"]
     if tile == 1:
-        return Tiles(ids, ids, num_pairs, sizes)
+        return Tiles(ids, ids, ids, num_pairs, sizes)
     number = min(num_pairs, cdiv(num_pairs, tile) + count)
     counts = torch.zeros(count, dtype=torch.int32, device=ids.device)
     pairs = torch.full((number * tile,), -1, dtype=torch.int32, device=ids.device)
@@ -203,4 +213,4 @@ def sort_pairs(ids: Tensor, count: int, *, dtype: torch.dtype, **weights: bool) 
     _sort_kernel[(cdiv(max(num_pairs, number), width),)](
         *given, E=count, E_PAD=power_of_2(count), TILE=tile, WIDTH=width
     )
-    return Tiles(pairs, experts, number, sizes)
+    return Tiles(pairs, experts, ranks, number, sizes)
