@@ -7,6 +7,7 @@ schemas that say nothing of several values at once (no allOf, uniqueItems, …):
 are given up. Residues may tell apart what is alike, never the other way round.
 """
 
+import json
 import re
 from typing import Any
 
@@ -143,7 +144,7 @@ class Residues:
         kind, schema = self._schemas[number]
         if kind == "array":
             return self._number(schema.get("items"))
-        name = seen[-1][1:-1].decode(errors="replace") if seen else ""
+        name = _read(seen[-1]) if seen else ""
         return self._number(schema["properties"].get(name, schema.get("additionalProperties")))
 
     def _shorten(self, number: int, text: bytes) -> bytes:
@@ -190,6 +191,14 @@ class Residues:
                     (kind, schema) if is_known and (kind != "object" or "properties" in schema) else ("", {})
                 )
         return "", {}
+
+
+def _read(name: bytes) -> str:
+    """Return what a JSON string says; of one that may not come, nothing."""
+    try:
+        return str(json.loads(name.decode(errors="replace"), strict=False))
+    except ValueError:
+        return ""
 
 
 def _ranges(value: int, least: int, most: int) -> list[int]:

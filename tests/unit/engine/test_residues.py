@@ -23,7 +23,9 @@ SCHEMA = LINES | {
         "tags": {"type": "array", "items": NAME, "minItems": 2, "maxItems": 9},
         "either": {"anyOf": [{"type": "object", "properties": {"a": NAME}}, NAME]},
         "when": {"type": "string", "format": "date"},
+        "\\": {"type": "string", "format": "date"},
     },
+    "additionalProperties": NAME,
 }
 ALIKE = [
     ('{"id":20,"note":"ab', '{\n "id": 999, "note": "x\\n'),
@@ -50,6 +52,8 @@ UNLIKE = [
     ('{"tags":["ab","cd"', '{"tags":["ab","cd"' + 7 * ',"ef"'),
     ('{"note":"a","', '{"id":20,"'),
     ('{"when":"2020', '{"when":"2021'),
+    (r'{"\\":"2020', r'{"\\":"2021'),
+    (r'{"wh\u0065n":"2020', r'{"wh\u0065n":"2021'),
     (b'{"note":"\xc3', b'{"note":"\xe3'),
     ('{"id":20', '{"id":20 '),
     ('{"id":20,  ', '{"id":20, '),
