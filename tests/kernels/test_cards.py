@@ -73,7 +73,7 @@ def test_every_tile_of_every_kernel(card):
     forms = compiled(card)
     assert len(forms) > 100
     assert list(faults(card, forms)) == []
-    has_gluon = any(form["kernel"] in ("_few_rows_kernel", "_gates_kernel") for form in forms)
+    has_gluon = any(form["kernel"] in ("few_rows_kernel", "_gates_kernel") for form in forms)
     assert has_gluon == (card == "sm_90")
 
 

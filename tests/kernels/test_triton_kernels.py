@@ -281,7 +281,8 @@ def _overlapped_kernels() -> list[ast.FunctionDef]:
     Programs of adapters.py that shrink write to memory that nobody else uses; the first waits, so that the
     launch is done when the product is. Those that expand wait before they release, or have nothing to do.
     """
-    folder, others = Path(launch.__file__).parent, ("persistent.py", "register_unpack.py", "adapters.py")
+    folder = Path(launch.__file__).parent
+    others = "persistent.py", "register_unpack.py", "few_rows.py", "adapters.py"
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py") if path.name not in others]
     functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [f for f in functions if f.name.endswith("_kernel") and "PDL" in {a.arg for a in f.args.args}]

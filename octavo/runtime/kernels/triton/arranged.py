@@ -47,9 +47,10 @@ _LANES = tl.constexpr(32)
 _NIBBLES = "prmt.b32 t0, $8, $9, 0x5410; prmt.b32 t1, $8, $9, 0x7632; mov.b32 e, 0x43004300;"
 for _j in range(8):
     _NIBBLES += f"shr.b32 u, t{_j // 4}, {_j % 4 * 4}; lop3.b32 ${_j}, u, 0x000f000f, e, 0xea;"
-_NIBBLES = tl.constexpr("{ .reg .b32 t0, t1, e, u; " + _NIBBLES + " }")
+EIGHT_CODES = tl.constexpr("{ .reg .b32 t0, t1, e, u; " + _NIBBLES + " }")
 """Of two words: codes 0 … 7 of both, + 128, in bfloat16."""
-_EIGHT = tl.constexpr((tl.bfloat16,) * 8)
+EIGHT_REGISTERS = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
+EIGHT_TYPES = tl.constexpr((tl.bfloat16,) * 8)
 
 
 @triton.constexpr_function
@@ -79,14 +80,6 @@ def _code(words, j, KIND: tl.constexpr):
         bits = words >> (8 * j)
         half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
         return half.to(tl.float32) * 256.0
-
-
-@triton.jit
-def _eight_codes(words):
-    """Return codes of 4 bits + 128, two words at a time."""
-    return tl.inline_asm_elementwise(
-        _NIBBLES, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words], _EIGHT, is_pure=True, pack=2
-    )
 
 
 @triton.jit
@@ -147,7 +140,7 @@ def _arranged_kernel(
         heads = _heads(row + K // PER, following, n, N, SIZE, GROUP)
         words = tl.load(matrix + step * _LANES, mask=(n < N)[:, None], other=0)
         if KIND == "A4" and PACKED:
-            codes = _eight_codes(words)
+            codes = tl.inline_asm_elementwise(EIGHT_CODES, EIGHT_REGISTERS, [words], EIGHT_TYPES, True, 2)
         for j in tl.static_range(PER):
             scale, offset = _scales(now[j], KIND)
             own = tl.trans(tl.load(inputs + (step * SIZE + j * _LANES), mask=rows, other=0.0).to(DOT))

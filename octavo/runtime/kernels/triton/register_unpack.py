@@ -3,7 +3,7 @@
 Called by `arranged.multiply`. Each warp loads words where the tensor cores expect its part of the left
 operand, so they do not pass through shared memory. Codes become bfloat16 there, two at a time, scale and
 offset included, as in Marlin (Frantar et al., 2024). Few rows of x are loaded in the same way (mma.sync: no
-warp waits for another); many are copied to shared memory by a warp of their own (wgmma).
+warp waits for another; the fewest by 4-bit matrices: `few_rows`); many are copied to shared memory (wgmma).
 
 Gluon, which says what Triton leaves to its compiler, is experimental: see `launch.has_gluon`.
 """
@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.runtime.kernels.triton.arranged import codes_of_word
+from octavo.runtime.kernels.triton.few_rows import MOST_ROWS, few_rows_kernel, finish
 from octavo.runtime.kernels.triton.launch import Counters, cdiv, overlapped, power_of_2
 
 _FEW_ROWS = 16
@@ -133,32 +134,6 @@ def _unpack(words, heads, pair: gl.constexpr, KIND: gl.constexpr):
     return gl.inline_asm_elementwise(code, _REGISTERS, given, _TWO, is_pure=True, pack=2)
 
 
-@gluon.jit
-def _finish(
-    total, bias, out, partial, counters, M, stride_out, N,
-    layout: gl.constexpr, SPLIT: gl.constexpr, BIASED: gl.constexpr,
-):
-    """Store a tile [TILE_N, TILE_M]; the last of its parts to come here adds them up, in their order."""
-    n = gl.program_id(0) * total.shape[0] + gl.arange(0, total.shape[0], layout=gl.SliceLayout(1, layout))
-    m = gl.program_id(2) * total.shape[1] + gl.arange(0, total.shape[1], layout=gl.SliceLayout(0, layout))
-    n, m = n.expand_dims(1), m.expand_dims(0)
-    inside = (n < N) & (m < M)
-    if SPLIT > 1:
-        place = m * N + n
-        gl.store(partial + gl.program_id(1) * M * N + place, total, mask=inside)
-        tl.debug_barrier()
-        counter = counters + gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
-        if gl.atomic_add(counter, 1, sem="acq_rel") != SPLIT - 1:
-            return
-        gl.store(counter, 0)
-        total = gl.zeros_like(total)
-        for index in range(SPLIT):
-            total += gl.load(partial + index * M * N + place, mask=inside, other=0.0, cache_modifier=".cg")
-    if BIASED:
-        total += gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32)
-    gl.store(out + m.to(gl.int64) * stride_out + n, total.to(out.dtype.element_ty), mask=inside)
-
-
 @gluon.jit(do_not_specialize=["M"])
 def _few_rows_kernel(
     x, blocks, bias, out, partial, counters, M, stride_x, stride_out, N,
@@ -197,7 +172,7 @@ def _few_rows_kernel(
             first, second = _unpack(now, now_heads, pair, KIND)
             total = mma_v2(first, gl.load(here + 2 * pair * _LANES), total)
             total = mma_v2(second, gl.load(here + (2 * pair + 1) * _LANES), total)
-    _finish(total, bias, out, partial, counters, M, stride_out, N, layout, SPLIT, BIASED)
+    finish(total, bias, out, partial, counters, M, stride_out, N, layout, SPLIT, BIASED)
 
 
 @gluon.jit
@@ -264,7 +239,7 @@ def _multiply(
             first, second = next_first, next_second
             mbarrier.arrive(empty.index(stage))
             load += 1
-    _finish(total, bias, out, partial, counters, M, stride_out, N, layout, SPLIT, BIASED)
+    finish(total, bias, out, partial, counters, M, stride_out, N, layout, SPLIT, BIASED)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -311,7 +286,10 @@ def product(
     tensors = blocks, out if bias is None else bias, out, partial, counter, m
     how = kind | tile | {"BIASED": bias is not None} | overlapped()
     del how["TILE_M"]
-    if "STAGES" in tile:
+    if how["KIND"] == "A4" and m <= MOST_ROWS:
+        del how["KIND"]
+        few_rows_kernel[grid](x, *tensors, x.stride(0), out.stride(0), n, **how)
+    elif "STAGES" in tile:
         layout = gl.NVMMASharedLayout(128, 16, rank=2)
         boxes = TensorDescriptor.from_tensor(x, [tile_m, _BOX.value], layout)
         _many_rows_kernel[grid](boxes, *tensors, out.stride(0), n, **how)
@@ -336,6 +314,11 @@ def tiles(num_rows: int, n: int, k: int, kind: str) -> dict[str, int]:
     """Choose tile and split, as measured on an H100."""
     num_parts = k // (32 * codes_of_word(kind))
     num_tiles = cdiv(n, 128)
+    if kind == "A4" and num_rows <= MOST_ROWS:
+        few = {"TILE_M": MOST_ROWS, "num_warps": 4}
+        if num_parts <= 16:  # no sum leaves a program
+            return few | {"TILE_N": 16, "SPLIT": 1}
+        return few | {"TILE_N": 32, "SPLIT": cdiv(num_parts, 8), "maxnreg": 128}
     if num_rows <= _FEW_ROWS:
         tile_m = max(8, power_of_2(num_rows))
         tile_n, warps = (128, 4) if codes_of_word(kind) == 8 or tile_m == 16 else (256, 8)
