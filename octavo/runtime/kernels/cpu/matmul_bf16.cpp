@@ -67,8 +67,9 @@ TileShapes shapes_for(const Rounded& x) {
 void gemv(const Matmul& job, int threads, std::vector<Greedy>* found = nullptr) {
     const TileShapes shapes = shapes_for(job.x);
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
-    // Rows that lie so far apart share a few places of the first cache, which is felt where x has several turns.
-    const bool is_crowded = job.row_bytes % 4096 == 0 && job.x.num_tiles > 3;
+    // Rows that lie so far apart share a few places of the first cache, which is felt where x has several turns. Small
+    // experts gain nothing by a copy.
+    const bool is_crowded = job.row_bytes % 4096 == 0 && job.x.num_tiles > 3 && !job.x.entries;
     const int64_t whole = job.in_place && !is_crowded ? job.n / columns * columns : 0;
     const int64_t each = std::clamp<int64_t>(panels / (FEWEST_PANELS * threads), 1, TASKS_PER_THREAD);
     const int64_t fair = std::max(each * threads, panels / MOST_PANELS);
