@@ -21,11 +21,6 @@ _SIZE = gl.constexpr(256)  # inputs of 32 words
 
 # fmt: off
 @gluon.jit
-def _longer(parts, part):
-    return parts + (part,)  # noqa: RUF005  # no star in Gluon
-
-
-@gluon.jit
 def _heads(heads, part, PARTS: gl.constexpr, GROUP: gl.constexpr):
     """Load what a part has beside codes, once for every 32 inputs; beyond the last part nothing."""
     there = part < PARTS
@@ -35,7 +30,7 @@ def _heads(heads, part, PARTS: gl.constexpr, GROUP: gl.constexpr):
     for i in gl.static_range(1, 8):
         if i * 32 % GROUP == 0:
             head = gl.load(first + i * 32 // GROUP, mask=there, other=0)
-        found = _longer(found, head)
+        found = found + (head,)  # type: ignore[assignment]  # noqa: RUF005  # no star in Gluon
     return found
 
 
@@ -143,9 +138,11 @@ def few_rows_kernel(
     words, beside = (), ()
     for step in gl.static_range(STEPS):
         part = _part(gl.SliceLayout(1, gl.SliceLayout(2, left)), step, STEPS, PARTS)
-        words = _longer(words, gl.load(rows + part.expand_dims(1).expand_dims(2) * _LANES))
+        own = gl.load(rows + part.expand_dims(1).expand_dims(2) * _LANES)
+        words = words + (own,)  # type: ignore[assignment]  # noqa: RUF005  # as above
         part = _part(gl.SliceLayout(1, side), step, STEPS, 1 << 20).expand_dims(1)
-        beside = _longer(beside, _heads(heads, part, PARTS, GROUP))
+        own = _heads(heads, part, PARTS, GROUP)
+        beside = beside + (own,)  # type: ignore[assignment]  # noqa: RUF005  # as above
     if PDL:  # weights do not change
         gdc_wait()
         gdc_launch_dependents()
