@@ -276,13 +276,13 @@ def test_common_start(heads, dtype):
 
 
 def _overlapped_kernels() -> list[ast.FunctionDef]:
-    """In Triton; for those in Gluon see test_persistent_gates and test_register_unpack.
+    """In Triton; for those in Gluon see test_persistent_gates, test_register_unpack and test_copied_experts.
 
     Programs of adapters.py that shrink write to memory that nobody else uses; the first waits, so that the
     launch is done when the product is. Those that expand wait before they release, or have nothing to do.
     """
     folder = Path(launch.__file__).parent
-    others = "persistent.py", "register_unpack.py", "few_rows.py", "adapters.py"
+    others = "persistent.py", "register_unpack.py", "few_rows.py", "copied_experts.py", "adapters.py"
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py") if path.name not in others]
     functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [f for f in functions if f.name.endswith("_kernel") and "PDL" in {a.arg for a in f.args.args}]
