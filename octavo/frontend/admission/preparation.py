@@ -58,7 +58,7 @@ class Preparation:
         finally:
             loop = asyncio.get_running_loop()
             if self._freeing is None or self._freeing.when() <= loop.time():
-                self._freeing = loop.call_later(_KEPT_S, return_freed_blocks)
+                self._freeing = loop.call_later(_KEPT_S, self._media_pool.submit, return_freed_blocks)
 
     async def _wait(self, running: Future[T]) -> T:
         try:
