@@ -118,27 +118,32 @@ def main() -> None:
     parser.add_argument("trees", nargs="+")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    folder, times = Path(tempfile.mkdtemp()), {}
-    make_model(folder)
-    servers = {tree: Server(tree, folder) for tree in args.trees}
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        measure(Path(folder), args.trees, args.rounds)
+
+
+def measure(folder: Path, trees: list[str], rounds: int) -> None:
+    servers, times = {tree: Server(tree, folder) for tree in trees}, {}
     known = {form: picture(number, form) for number, form in enumerate(("PNG", "JPEG"))}
     try:
         for server in servers.values():
             lengths = [server.ask(content)[1] for content in known.values()]
         text = [{"type": "text", "text": "ab" * (lengths[0] // 2)}]
-        for number in range(args.rounds + 1):
+        for number in range(rounds + 1):
             new = {form: picture(100 + number, form) for form in known} if number % 3 == 0 else {}
             kinds = {"text": text, **known} | {f"new {form}": content for form, content in new.items()}
             for tree, server in sorted(servers.items(), reverse=bool(number % 2)):
                 for kind, content in kinds.items():
                     times.setdefault(tree, {}).setdefault(kind, []).append(server.ask(content)[0])
         for tree, found in times.items():
-            row = {"tree": Path(tree).resolve().name, "tokens": lengths[0], "rounds": args.rounds}
+            row = {"tree": Path(tree).resolve().name, "tokens": lengths[0], "rounds": rounds}
             medians = {f"{kind}_ms": round(statistics.median(each[1:]), 2) for kind, each in found.items()}
             print(json.dumps(row | medians), flush=True)
     finally:
         for server in servers.values():
             server.process.terminate()
+            server.process.wait(30)
 
 
 if __name__ == "__main__":

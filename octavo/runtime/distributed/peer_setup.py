@@ -19,7 +19,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.distributed.group import Group
 from octavo.runtime.distributed.peers import Limits, Peers
-from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
+from octavo.runtime.kernels.peers import FIRST_MAIL, MOST_PROGRAMS, NUM_REGIONS, PeerKernels, PeerMemory
 
 logger = get_logger(__name__)
 
@@ -92,7 +92,7 @@ def _open(group: Group, device: torch.device) -> PeerMemory | None:
         flag_bytes = MOST_PROGRAMS * group.size * 4
         size = flag_bytes + NUM_REGIONS * MOST_PROGRAMS * _REGION_BYTES
         own = symmetric.empty(size, dtype=torch.uint8, device=device).zero_()
-        own[-(NUM_REGIONS - 2) * MOST_PROGRAMS * _REGION_BYTES :].fill_(255)
+        own[-(NUM_REGIONS - FIRST_MAIL) * MOST_PROGRAMS * _REGION_BYTES :].fill_(255)
         torch.cuda.synchronize(device)
         opened = symmetric.rendezvous(own, group.process_group)
         parts = [opened.get_buffer(rank, own.shape, own.dtype) for rank in range(group.size)]

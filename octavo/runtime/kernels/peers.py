@@ -26,7 +26,7 @@ class PeerMemory(NamedTuple):
 
     def holds(self, x: Tensor, *, by_rows: bool = False) -> bool:
         """Return True if there is space for x. by_rows: programs take whole ones"""
-        row = x.shape[-1] if by_rows else _PIECE
+        row = x.shape[-1] if by_rows else PIECE
         rows = -(-x.numel() // (row * MOST_PROGRAMS))
         parts = -(-row // (ALIGNED * self.size)) * ALIGNED * self.size
         return rows * (parts + row) * x.element_size() <= self.region_bytes
@@ -35,10 +35,10 @@ class PeerMemory(NamedTuple):
 ALIGNED = 8
 """Numbers at once, of which ranks add up whole ones."""
 MOST_PROGRAMS = 128
-NUM_REGIONS = 4
-"""Of each program: what others read, in turns; and what they write, all ones at first, in turns."""
-_PIECE = 4096
-"""What a program takes of a flat message."""
+NUM_REGIONS, FIRST_MAIL = 4, 2
+"""Of a program: what others read, in turns; from FIRST_MAIL on what they write, in turns, first all ones."""
+PIECE = 4096
+"""Numbers that a program takes of a flat message at once, at most."""
 
 
 class Sum(Protocol):

@@ -80,8 +80,9 @@ class Library:
         self.call_log: CallLog | None = None
         self._library = ctypes.CDLL(str(path))
         self.bfloat16_products = Products(self._library.octavo_bf16_products())
-        self.turns_floats = self._library.octavo_float_products() > 0
-        self.prefers_floats = self._library.octavo_float_products() == 2
+        float_products = self._library.octavo_float_products()
+        self.gates_floats, self.prefers_floats = float_products > 0, float_products > 1
+        """Products of float weights can end with a gate; and are faster than those of bfloat16."""
         self._replay = self._library.octavo_replay
         self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 

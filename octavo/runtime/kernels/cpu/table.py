@@ -80,7 +80,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             input_precision="bfloat16" if tiles else "int16",
             dense_precision="bfloat16" if tiles or (rounds and not library.prefers_floats) else "float32",
             rounds=rounds,
-            gated_block_matmul=kernels.gated_block_matmul if rounds or library.turns_floats else None,
+            gated_block_matmul=kernels.gated_block_matmul if rounds or library.gates_floats else None,
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
             activated_block_matmul=kernels.activated_block_matmul if tiles else None,
@@ -325,7 +325,7 @@ class _CompiledKernels:
     def gated_block_matmul(self, x: Tensor, matrix: Packed, gate: Activation) -> Tensor | None:
         """See linear.GatedBlockMatmul; products in bfloat16, and with floats in long vectors, only."""
         rounds = way_of(matrix) == Way.BFLOAT16 and self._rounds(matrix)
-        if not rounds and not (self._library.turns_floats and matrix.type_name in _FLOATS):
+        if not rounds and not (self._library.gates_floats and matrix.type_name in _FLOATS):
             return None
         out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0] // 2)))
         end = ACTIVATIONS[gate], out.data_ptr(), self._threads

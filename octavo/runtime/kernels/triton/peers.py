@@ -20,13 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.peers import ALIGNED, MOST_PROGRAMS, NUM_REGIONS, PeerMemory
+from octavo.runtime.kernels.peers import ALIGNED, FIRST_MAIL, MOST_PROGRAMS, PIECE, PeerMemory
 from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
-_COLUMNS = 4096  # of a row, where rows do not matter
 _CHOICES = 1024
-_PROGRAMS, _MAIL = tl.constexpr(MOST_PROGRAMS), tl.constexpr(NUM_REGIONS - 2)
+_PROGRAMS, _MAIL = tl.constexpr(MOST_PROGRAMS), tl.constexpr(FIRST_MAIL)
 _SAY = tl.constexpr("""{
     .reg .pred %p0;
     setp.ne.u64 %p0, $1, 0;
@@ -350,7 +349,7 @@ def gather(memory: PeerMemory, x: Tensor) -> Tensor:
 
 
 def _flat_columns(x: Tensor) -> int:
-    return min(_COLUMNS, max(512, power_of_2(x.numel())))
+    return min(PIECE, max(512, power_of_2(x.numel())))
 
 
 def choose_among(memory: PeerMemory, choice: Choice, start: int) -> Choice:
